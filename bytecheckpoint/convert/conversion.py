@@ -20,15 +20,15 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.convert.contents import Contents, contents_of
 from bytecheckpoint.convert.dcp_target import DcpTarget
 from bytecheckpoint.convert.folder import check_room, publish, refuse_existing, staging_folder, staging_of
+from bytecheckpoint.convert.placeholders import refuse_placeholders
 from bytecheckpoint.convert.ranks import Ranks
 from bytecheckpoint.convert.safetensors_target import SafetensorsTarget
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.convert.store_folder import StoreFolder
 from bytecheckpoint.convert.target import Piece, Target
 from bytecheckpoint.convert.workers import run_pieces
-from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.errors import CheckpointChangedError, ConfigError
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report.text import size_text
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def convert(
 
     Raises:
         CheckpointError: The source cannot be read; see ``BcpReader``.
+        CheckpointChangedError: Another save, or other files, took the place of the source meanwhile.
         CheckpointExistsError: There is something at ``target``.
         CheckpointBusyError: Another process converts to this target.
         ConfigError: Arguments do not fit the source: a pattern matches nothing, safetensors cannot hold an object.
@@ -156,19 +157,24 @@ def convert(
             refuse_existing(folder)
         opened = job.open()
         contents = contents_of(opened.wanted, dtype)
+        refuse_placeholders(contents, job, opened)
         made = _target_of(to, contents, parsed_size(shard_size), workers * ranks.size, folder)
+        made.check(opened)
         return opened, made, _report_of(str(place), str(folder), to, contents, made)
 
     opened, made, report = ranks.together(prepared)
     if dry_run:
         return report
+    job = job.planned_for(opened)
+    first_id = ranks.shared(opened.stored.save_id)
+    ranks.together(lambda: _check_same_save(opened, first_id, str(place)))
     if in_store is not None and isinstance(made, DcpTarget):
         pieces = made.pieces
         tell = _of_total(progress, pieces)
         in_store.write(
             opened,
             made,
-            lambda notes: run_pieces(job, pieces, notes, workers, verify=False, progress=tell),
+            lambda notes: _run(job, opened, pieces, notes, workers, verify=False, progress=tell),
             verify=verify,
         )
         return dataclasses.replace(report, is_verified=verify, seconds=time.monotonic() - begin)
@@ -203,7 +209,7 @@ def _write(
         left = ranks.shared([piece.name for piece in made.pieces if not piece.is_done(staging)])
         mine = ranks.own_of([piece for piece in made.pieces if piece.name in left])
         tell = _of_total(progress, mine)
-        ranks.together(lambda: run_pieces(job, mine, staging, workers, verify=verify, progress=tell))
+        ranks.together(lambda: _run(job, opened, mine, staging, workers, verify=verify, progress=tell))
 
         def finished() -> None:
             if ranks.is_first:
@@ -212,6 +218,30 @@ def _write(
 
         ranks.together(finished)
     return len(left)
+
+
+def _run(
+    job: Source,
+    opened: Opened,
+    pieces: Sequence[Piece],
+    folder: Path,
+    workers: int,
+    *,
+    verify: bool,
+    progress: Callable[[int], None] | None,
+) -> None:
+    """Writes pieces of one source: another writer may write its files in place while they are read."""
+    run_pieces(job, pieces, folder, workers, verify=verify, progress=progress)
+    job.check_unchanged(opened)
+
+
+def _check_same_save(opened: Opened, first_id: str, source: str) -> None:
+    if opened.stored.save_id != first_id:
+        raise CheckpointChangedError(
+            f"convert({source}): ranks have opened different saves ({first_id} and {opened.stored.save_id}): a newer "
+            "commit came in between; begin anew",
+            source,
+        )
 
 
 def _of_total(progress: Callable[[int, int], None] | None, pieces: Sequence[Piece]) -> Callable[[int], None] | None:
@@ -269,15 +299,14 @@ def _target_of(to: Format, contents: Contents, most_bytes: int, workers: int, pl
 
 
 def _plan_of(opened: Opened, source: str, target: Target) -> str:
-    """Returns a digest of what is converted: a conversion goes on only with what it began with."""
-    stored = opened.stored
-    digest = hashlib.sha256(json.dumps([source, stored.save_id]).encode())
+    """Returns a digest of what is converted: a conversion goes on only with what it began with.
+
+    A spec is in it by what it comes to: where each element of each tensor is taken from. So nothing in a spec is
+    forgotten, not even what a transform of the user's own does.
+    """
+    digest = hashlib.sha256(json.dumps([source, opened.identity]).encode())
     digest.update(target.identity())
-    if stored.foreign is not None and not is_store_url(source):
-        for name, *_ in stored.files():
-            path = Path(stored.data_directory(source)) / name
-            found = path.stat()
-            digest.update(f"{name} {found.st_size} {found.st_mtime_ns}".encode())
+    opened.wanted.describe(digest.update)
     return digest.hexdigest()
 
 

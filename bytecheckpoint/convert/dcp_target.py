@@ -13,7 +13,7 @@ from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.verification import verify as verify_checkpoint
 from bytecheckpoint.convert.contents import Contents, OutputTensor
 from bytecheckpoint.convert.folder import write_whole
-from bytecheckpoint.convert.nesting import paths_of
+from bytecheckpoint.convert.nesting import paths_of, refuse_clashes
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.object_store.stores import most_file_bytes, use_store, with_store_ring
 
@@ -88,6 +88,10 @@ class DcpTarget:
         self._is_plain = is_plain
         self._names = [each.name for each in contents.tensors] + [*contents.opaque, *contents.objects]
         self.pieces = [replace(share, url=url) for share in _shares(contents, most_bytes, is_plain)]
+
+    def check(self, opened: Opened) -> None:
+        """See ``Target``. DCP would find out when it loads all without a state dict."""
+        refuse_clashes(paths_of(opened, self._names))
 
     def identity(self) -> bytes:
         """See ``Target``."""

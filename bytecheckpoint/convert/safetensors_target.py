@@ -109,6 +109,9 @@ class SafetensorsTarget:
         tensors = [each for each in contents.tensors if each.name not in aliases]
         self.pieces = [_with_aliases(file, aliases) for file in _lay_out(tensors, most_bytes)]
 
+    def check(self, opened: Opened) -> None:
+        """See ``Target``. Safetensors have flat names."""
+
     def identity(self) -> bytes:
         """See ``Target``."""
         return b"".join(file.name.encode() + file.head for file in self.pieces)

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointChangedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.object_store.stores import use_store
@@ -35,6 +37,13 @@ class Opened:
     wanted: _core.Checkpoint
     new_names: dict[str, str]
 
+    @property
+    def identity(self) -> str:
+        """What tells this save from every other one: its id, or the versions of all files of another writer."""
+        if self.stored.foreign is None:
+            return self.stored.save_id
+        return hashlib.sha256(self.stored.file_versions().encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class Source:
@@ -44,16 +53,31 @@ class Source:
         place: Path or URL.
         spec: What to take of it; None takes it as it is.
         config: Settings.
+        planned: Identity of the save for which the conversion was planned; None before it is. No other one is opened.
     """
 
     place: str
     spec: LoadSpec | None
     config: Config
+    planned: str | None = None
+
+    def planned_for(self, opened: Opened) -> Source:
+        """Returns this source, of which only the save in ``opened`` can be opened any more."""
+        return replace(self, planned=opened.identity)
+
+    def check_unchanged(self, opened: Opened) -> None:
+        """Refuses a source of another writer whose files are not those that were opened. Those of ours have ids.
+
+        Raises:
+            CheckpointChangedError: A file was replaced, written again or removed.
+        """
+        opened.stored.check_unchanged(opened.stored.data_directory(self.place))
 
     def open(self) -> Opened:
         """Opens it.
 
         Raises:
+            CheckpointChangedError: It is another save than the conversion was planned for.
             CheckpointError: It cannot be read.
             ConfigError: The spec does not fit.
         """
@@ -65,8 +89,15 @@ class Source:
                 accept_rewritten=self.config.accept_rewritten_metadata,
                 io_timeout_s=self.config.io_timeout_s,
             )
+        opened = Opened(stored, stored, {})
+        if self.planned not in (None, opened.identity):
+            raise CheckpointChangedError(
+                f"convert({self.place}): another save has replaced the source since this conversion was planned; "
+                "begin it anew",
+                self.place,
+            )
         if self.spec is None:
-            return Opened(stored, stored, {})
+            return opened
         wanted, new_names = view_of(stored, self.spec, _core)
         return Opened(stored, wanted, new_names)
 

@@ -53,6 +53,13 @@ class Target(Protocol):
     def pieces(self) -> Sequence[Piece]:
         """What the processes share."""
 
+    def check(self, opened: Opened) -> None:
+        """Refuses what this target cannot hold, before anything is written.
+
+        Raises:
+            ConfigError: Keys have no place together in its nested state dict.
+        """
+
     def identity(self) -> bytes:
         """Returns bytes that differ for targets of which pieces must not be mixed."""
 

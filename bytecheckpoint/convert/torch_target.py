@@ -13,7 +13,7 @@ from bytecheckpoint import _core
 from bytecheckpoint.compat.torch_pickle import Storage, pickled
 from bytecheckpoint.convert.contents import Contents, OutputTensor
 from bytecheckpoint.convert.file_piece import write_file
-from bytecheckpoint.convert.nesting import nested, paths_of
+from bytecheckpoint.convert.nesting import nested, paths_of, refuse_clashes, refuse_gaps
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.dcp.rank_load import plain_object
 from bytecheckpoint.errors import UnsupportedError
@@ -128,6 +128,13 @@ class TorchTarget:
         if contents.opaque:
             raise UnsupportedError(f"quantized tensors are not written to a file of torch: {contents.opaque_text}")
         self.pieces = [TorchPiece(name, contents.tensors, tuple(contents.objects))]
+
+    def check(self, opened: Opened) -> None:
+        """See ``Target``."""
+        (piece,) = self.pieces
+        paths = paths_of(opened, [*(each.name for each in piece.tensors), *piece.objects])
+        refuse_clashes(paths)
+        refuse_gaps(paths)
 
     def identity(self) -> bytes:
         """See ``Target``."""

@@ -89,14 +89,16 @@ class _Stopped(Exception):
     """Another worker has failed."""
 
 
-_own: dict[str, Any] = {}  # what `_begin` has opened in this worker
+_own: dict[str, Any] = {}  # what this worker was told by `_begin`, and what it has opened
 
 
 def _begin(source: Source, folder: Path, verify: bool, written: Any, stops: Any) -> None:
-    _own.update(source=source, folder=folder, verify=verify, written=written, stops=stops, opened=source.open())
+    _own.update(source=source, folder=folder, verify=verify, written=written, stops=stops)
 
 
 def _work(piece: Piece) -> None:
+    if "opened" not in _own:  # not in `_begin`, whose failure the pool would tell as an end of the process
+        _own["opened"] = _own["source"].open()
     before = 0
 
     def tell(now: int) -> None:

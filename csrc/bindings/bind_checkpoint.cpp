@@ -12,6 +12,8 @@
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/check_files.h"
 #include "csrc/engine/coverage.h"
+#include "csrc/engine/describe_view.h"
+#include "csrc/engine/planned_files.h"
 #include "csrc/engine/source_file.h"
 #include "csrc/format/data_file.h"
 #include "csrc/format/disk_usage.h"
@@ -255,6 +257,24 @@ void bind_checkpoint(py::module_& m) {
           "data_directory",
           [](const Checkpoint& c, const std::string& opened) { return c.head().data_directory(opened); },
           py::arg("opened"))
+      .def("file_versions",
+           [](const Checkpoint& c) {
+             return c.head().foreign.has_value() ? to_text(engine::versions_of(c.head())) : py::str();
+           })
+      .def(
+          "check_unchanged",
+          [](const Checkpoint& c, const std::string& directory) {
+            if (c.head().foreign.has_value())
+              run_unlocked([&] { return engine::check_all_unchanged(directory, c.head()); });
+          },
+          py::arg("directory"))
+      .def(
+          "describe",
+          [](const Checkpoint& c, const py::function& sink) {
+            if (c.view() != nullptr)
+              engine::describe_view(*c.view(), [&](std::string_view bytes) { sink(py::bytes(bytes)); });
+          },
+          py::arg("sink"))
       .def("is_view_of", &Checkpoint::is_view_of, py::arg("stored"))
       .def("plain_metadata_file",
            [](const Checkpoint& c) { return py::bytes(format::metadata_pickle(c.whole(), 0, "")); })

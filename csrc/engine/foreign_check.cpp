@@ -11,6 +11,7 @@
 #include "csrc/base/crc32.h"
 #include "csrc/base/mutex.h"
 #include "csrc/base/named_thread.h"
+#include "csrc/engine/planned_files.h"
 #include "csrc/format/zip_directory.h"
 #include "csrc/io/file.h"
 
@@ -22,6 +23,14 @@ using base::Status;
 using base::text;
 
 constexpr int64_t kReadBytes = 4 << 20;
+/// As much of the directory of a file of torch.save as opening the file reads.
+constexpr int64_t kMostDirectoryBytes = 256 << 20;
+
+/// An entry of a file of torch.save.
+struct Stretch {
+  format::StoredCrc stored;
+  std::string entry;
+};
 
 /// One record, and the first item that names it.
 struct NamedRecord {
@@ -39,7 +48,7 @@ class ForeignChecker {
                  const std::function<bool(int64_t, int64_t)>& progress)
       : directory_(directory),
         manifest_(manifest),
-        crcs_(manifest.foreign->crcs),
+        is_of_torch_(manifest.foreign->format == std::string_view("torch")),
         progress_(progress),
         caller_(std::this_thread::get_id()) {
     for (const format::Item& item : manifest.items) {
@@ -49,8 +58,6 @@ class ForeignChecker {
                      [](const auto& a, const auto& b) { return extent_of(a) < extent_of(b); });
     const auto same = [](const auto& a, const auto& b) { return extent_of(a) == extent_of(b); };
     records_.erase(std::unique(records_.begin(), records_.end(), same), records_.end());
-    check_.num_records = static_cast<int64_t>(records_.size() + crcs_.size());
-    for (const format::StoredCrc& stored : crcs_) bytes_total_ += stored.bytes;
     for (const NamedRecord& named : records_) {
       // No file is so long: that its bytes are missing is reported as a problem.
       if (!base::checked_add(bytes_total_, named.record->bytes, &bytes_total_)) bytes_total_ = INT64_MAX;
@@ -58,7 +65,10 @@ class ForeignChecker {
   }
 
   base::Result<ForeignCheck> run(int num_threads) {
-    const size_t wanted = std::min(records_.size() + crcs_.size(), static_cast<size_t>(std::max(num_threads, 1)));
+    if (is_of_torch_) BCP_RETURN_IF_ERROR(list_entries());
+    check_.num_records = static_cast<int64_t>(records_.size() + stretches_.size());
+    for (const Stretch& stretch : stretches_) bytes_total_ += stretch.stored.bytes;
+    const size_t wanted = std::min(records_.size() + stretches_.size(), static_cast<size_t>(std::max(num_threads, 1)));
     base::work_together("bcp-verify", wanted, [&] { work(); });
     BCP_RETURN_IF_ERROR(failure_);
     if (is_cancelled_ || !progress_(bytes_total_, bytes_total_)) {
@@ -75,20 +85,64 @@ class ForeignChecker {
     using format::RecordKind;
     if (record.kind == RecordKind::kAbsent) {
       add({".metadata", "metadata", -1, -1, {item.fqn}, "the metadata do not say where a chunk is stored"});
-    } else if (record.kind == RecordKind::kInline || record.kind == RecordKind::kRefused) {
-      return;  // opening the file has checked the pickle that it is in
-    } else if (crcs_.empty() || (record.kind != RecordKind::kTensor && record.kind != RecordKind::kStrided)) {
+    } else if (!is_of_torch_) {  // else it lies in entries, of which all are checked
       records_.push_back({&item, &record});
     }
+  }
+
+  /// Lists all entries of files of torch.save: also the storages of values that only torch.load can read, and the
+  /// pickle. \returns only errors that are no damage.
+  Status list_entries() {
+    for (uint32_t number = 0; number < manifest_.files.size(); ++number) {
+      io::File file;
+      const int64_t file_bytes = open_file(number, &file);
+      if (file_bytes < 0) continue;
+      const format::ReadBytes read = [&](int64_t offset, int64_t size) { return file.read(offset, size); };
+      format::ArchiveReader archive(file_bytes, read);
+      const Status fault = list_entries_of(number, &archive);
+      if (fault.code() == Code::kCorrupt) {
+        add({manifest_.files[number].name, "file", -1, -1, {}, fault.message()});
+      } else {
+        BCP_RETURN_IF_ERROR(fault);
+      }
+    }
+    const base::MutexLock lock(mutex_);
+    return failure_;
+  }
+
+  Status list_entries_of(uint32_t number, format::ArchiveReader* archive) {
+    BCP_ASSIGN_OR_RETURN(const auto directory, format::read_zip_directory(archive, kMostDirectoryBytes));
+    if (!directory.has_value()) return format::corrupt_archive("its directory is too large");
+    const bool has_crcs = any_crc(*directory);
+    int64_t left = archive->bytes(), unchecked = 0;
+    for (const format::ZipEntry& entry : directory->entries) {
+      if (!entry.is_plain || !has_crcs) {
+        unchecked += entry.bytes;
+        continue;
+      }
+      BCP_ASSIGN_OR_RETURN(const int64_t offset, format::content_offset(entry, *directory, archive));
+      left -= entry.bytes;
+      if (left < 0) return format::corrupt_archive("two entries overlap");
+      stretches_.push_back({{number, offset, entry.bytes, entry.crc}, std::string(entry.name)});
+    }
+    const base::MutexLock lock(mutex_);
+    check_.bytes_unchecked += unchecked;
+    return Status::ok();
+  }
+
+  /// With CRCs switched off, torch writes zeros.
+  static bool any_crc(const format::ZipDirectory& directory) {
+    return std::any_of(directory.entries.begin(), directory.entries.end(),
+                       [](const format::ZipEntry& entry) { return entry.crc != 0; });
   }
 
   void work() {
     std::optional<uint32_t> open;
     io::File file;
     int64_t file_bytes = 0;
-    for (size_t i = next_++; i < records_.size() + crcs_.size() && !is_cancelled_; i = next_++) {
+    for (size_t i = next_++; i < records_.size() + stretches_.size() && !is_cancelled_; i = next_++) {
       if (i >= records_.size()) {
-        note(check_stretch(crcs_[i - records_.size()]));
+        note(check_stretch(stretches_[i - records_.size()]));
         continue;
       }
       const NamedRecord& named = records_[i];
@@ -115,15 +169,16 @@ class ForeignChecker {
     is_cancelled_ = true;
   }
 
-  /// Compares a stretch of a file, such as a storage of a file of torch.save, with its checksum.
-  Status check_stretch(const format::StoredCrc& stored) {
+  /// Compares an entry of a file of torch.save, such as a storage, with its checksum.
+  Status check_stretch(const Stretch& stretch) {
+    const format::StoredCrc& stored = stretch.stored;
     const std::string& name = manifest_.files[stored.file].name;
-    BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory_, name, /*direct=*/false));
+    BCP_ASSIGN_OR_RETURN(io::File file, open_planned(directory_, manifest_.files[stored.file], /*direct=*/false));
     BCP_ASSIGN_OR_RETURN(const std::optional<uint32_t> crc, checksum(stored.offset, stored.bytes, &file));
     if (!crc.has_value()) return Status::ok();
     if (*crc != stored.crc) {
       add({name, "records", stored.offset, stored.bytes, names_in(stored),
-           text("CRC is ", *crc, ", stored ", stored.crc)});
+           text("entry '", stretch.entry, "': CRC is ", *crc, ", stored ", stored.crc)});
     }
     const base::MutexLock lock(mutex_);
     check_.bytes_checked += stored.bytes;
@@ -146,7 +201,7 @@ class ForeignChecker {
   /// Returns the length of the file, or -1 if it cannot be opened, which is reported once for each file.
   int64_t open_file(uint32_t number, io::File* file) {
     const std::string& name = manifest_.files[number].name;
-    base::Result<io::File> opened = io::File::open(directory_, name, /*direct=*/false);
+    base::Result<io::File> opened = open_planned(directory_, manifest_.files[number], /*direct=*/false);
     const base::Result<int64_t> size = opened.is_ok() ? opened.value().size() : base::Result<int64_t>(opened.status());
     if (size.is_ok()) {
       *file = std::move(opened.value());
@@ -192,9 +247,7 @@ class ForeignChecker {
   /// \returns kCorrupt for an archive that is damaged as a whole.
   Status check_entries(const NamedRecord& named, const format::ZipDirectory& directory, format::ArchiveReader* archive,
                        io::File* file, int64_t* checked) {
-    // With CRCs switched off, torch writes zeros.
-    const bool has_crcs = std::any_of(directory.entries.begin(), directory.entries.end(),
-                                      [](const format::ZipEntry& entry) { return entry.crc != 0; });
+    const bool has_crcs = any_crc(directory);
     int64_t left = archive->bytes();
     for (const format::ZipEntry& entry : directory.entries) {
       if (!entry.is_plain || !has_crcs) continue;
@@ -240,10 +293,11 @@ class ForeignChecker {
 
   const std::string& directory_;
   const format::Manifest& manifest_;
-  const std::vector<format::StoredCrc>& crcs_;
+  const bool is_of_torch_;
   const std::function<bool(int64_t, int64_t)>& progress_;
   const std::thread::id caller_;
   std::vector<NamedRecord> records_;  // by file and offset, each extent once
+  std::vector<Stretch> stretches_;    // of files of torch.save, which have no such records
   int64_t bytes_total_ = 0;
   std::atomic<size_t> next_{0};
   std::atomic<int64_t> bytes_done_{0};

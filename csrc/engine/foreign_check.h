@@ -23,7 +23,8 @@ struct ForeignCheck {
 /// Compares the records of another writer's checkpoint with their checksums, as far as they have any. What `torch.save`
 /// writes is a zip archive with a CRC of each entry. No checksum is there for headers and directories of archives,
 /// archives written without CRCs, compressed entries, and records that are no archives. A record that several chunks
-/// name is read once. Files of torch.save have a CRC of each storage, which the manifest knows.
+/// name is read once. In files of torch.save all entries are compared, also the storages of values that only torch.load
+/// can read: sparse and quantized tensors, DTensors.
 ///
 /// Several threads read and compute CRCs, the calling one among them; each takes one record at a time.
 ///

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/planned_files.h"
 #include "csrc/io/file_system.h"
 #include "csrc/io/io_deadline.h"
 #include "csrc/io/object_store.h"
@@ -79,7 +80,21 @@ Status LoadJob::execute(planner::LoadPlan plan, int64_t bytes_before, const std:
   BCP_ASSIGN_OR_RETURN(const bool in_memory, io::is_in_memory(options_.directory, options_.io_timeout_s));
   if (!in_memory || !destinations_.is_plain()) return read_ahead(std::move(plan.segments), after_segment);
   SourceFiles files(options_.directory, *manifest_);
-  return MemoryLoad(&files, plan.segments, &destinations_, options_.trace).run(options_.num_io_threads, after_segment);
+  MemoryLoad load(&files, plan.segments, &destinations_, options_.trace);
+  BCP_RETURN_IF_ERROR(load.run(options_.num_io_threads, after_segment));
+  return check_unchanged_files(plan.segments);
+}
+
+Status LoadJob::check_unchanged_files(const std::vector<planner::ReadSegment>& segments) const {
+  if (!manifest_->foreign.has_value() || io::is_url(options_.directory)) return Status::ok();
+  std::vector<uint32_t> files;
+  for (const planner::ReadSegment& segment : segments) {
+    if (files.empty() || files.back() != segment.file) files.push_back(segment.file);
+  }
+  return io::run_with_deadline(options_.io_timeout_s, "open", options_.directory,
+                               [directory = options_.directory, manifest = manifest_, files = std::move(files)] {
+                                 return check_unchanged(directory, *manifest, files);
+                               });
 }
 
 Status LoadJob::read_ahead(std::vector<planner::ReadSegment> segments, const MemoryLoad::AfterSegment& after_segment) {
@@ -112,7 +127,7 @@ Status LoadJob::read_ahead(std::vector<planner::ReadSegment> segments, const Mem
     bytes_read += segment.bytes;
     BCP_RETURN_IF_ERROR(after_segment(bytes_read));
   }
-  if (num_left == 0) return Status::ok();
+  if (num_left == 0) return check_unchanged_files(reading->segments());
   // Never report what was not read as loaded.
   return Status::make(Code::kStorage, text("load(", options_.directory, "): ", num_left, " ranges were not read"),
                       options_.directory, EIO);
@@ -120,6 +135,12 @@ Status LoadJob::read_ahead(std::vector<planner::ReadSegment> segments, const Mem
 
 Status LoadJob::explain(Status failure) const {
   if (failure.code() != Code::kCorrupt && failure.sys_errno() != ENOENT) return failure;
+  if (manifest_->foreign.has_value()) {
+    const Status changed = io::run_with_deadline(
+        options_.io_timeout_s, "open", options_.directory,
+        [directory = options_.directory, manifest = manifest_] { return check_all_unchanged(directory, *manifest); });
+    if (changed.code() == Code::kChanged) return changed;
+  }
   const auto current = io::run_with_deadline(
       options_.io_timeout_s, "open", options_.directory,
       [directory = options_.directory, scope = options_.scope] { return open_checkpoint(directory, {scope}); });

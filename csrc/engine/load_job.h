@@ -82,9 +82,14 @@ class LoadJob {
   base::Result<LoadStats> run(const std::function<bool()>& cancelled);
 
   /// Finds out whether a newer commit caused `failure`: reads the commit mark again if a file is missing or damaged.
-  /// \returns kChanged if the mark names another save. kCorrupt for a missing file if it names the same save. Else
-  /// `failure`.
+  /// Of another writer's checkpoint it looks at all files again, which have no ids.
+  /// \returns kChanged if the mark names another save, or a file has changed. kCorrupt for a missing file if it names
+  /// the same save. Else `failure`.
   base::Status explain(base::Status failure) const;
+  /// Looks again at the files of another writer that were read, which it may have written in place meanwhile; of ours,
+  /// the checksums tell. Objects of a store are always read in the version that was noted.
+  /// \param segments  What was read. \returns kChanged. kStorage.
+  base::Status check_unchanged_files(const std::vector<planner::ReadSegment>& segments) const;
 
  private:
   /// Plans and reads the first phase. \param max_gap_bytes  See `plan_load`.

@@ -5,9 +5,11 @@
 #include <cerrno>
 #include <optional>
 
+#include "csrc/engine/planned_files.h"
 #include "csrc/format/safetensors.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
+#include "csrc/io/file_system.h"
 #include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::engine {
@@ -34,8 +36,10 @@ Status not_found(const std::string& path, const ModelNames& kinds) {
                       ENOENT);
 }
 
-base::Result<std::string> read_index(const std::string& directory, const std::string& name) {
+base::Result<std::string> read_index(const std::string& directory, const std::string& name,
+                                     base::FileVersion* version) {
   BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory, name, /*direct=*/false));
+  BCP_ASSIGN_OR_RETURN(*version, version_to_note(file, !io::is_url(directory) && io::has_lasting_inodes(directory)));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   if (size > kMostIndexBytes) {
     return Status::make(
@@ -48,7 +52,8 @@ base::Result<std::string> read_index(const std::string& directory, const std::st
 
 /// Fills in what the index `name` says. \param directory  Of the index itself, which may be that of blobs.
 Status use_index(const std::string& directory, const std::string& name, ModelFiles* files) {
-  BCP_ASSIGN_OR_RETURN(const std::string bytes, read_index(directory, name));
+  files->index_file = {directory, name, {}};
+  BCP_ASSIGN_OR_RETURN(const std::string bytes, read_index(directory, name, &files->index_file.version));
   auto index = format::read_safetensors_index(bytes);
   if (!index.is_ok()) return index.status().in_file(io::join(directory, name));
   files->index = std::move(index.value());
@@ -131,7 +136,7 @@ Status use_index_in(const std::string& directory, const std::string& name, Model
 
 /// A web server has no listing: the names that Hugging Face gives are tried.
 base::Result<ModelFiles> find_by_name(const std::string& url, const ModelNames& kinds) {
-  ModelFiles files{url, {}, {}, {}};
+  ModelFiles files{url, {}, {}, {}, {}};
   const Status outcome = use_index(url, std::string(kinds.default_index), &files);
   if (outcome.is_ok() || outcome.sys_errno() != ENOENT)
     return outcome.is_ok() ? base::Result<ModelFiles>(files) : outcome;
@@ -148,7 +153,7 @@ base::Result<ModelFiles> find_in_folder(const std::string& directory, const Mode
     return error == ENOENT || error == ENOTDIR ? not_found(directory, kinds) : listed.status();
   }
   if (listed.value().empty() && io::is_url(directory)) return find_by_name(directory, kinds);
-  ModelFiles files{directory, {}, {}, {}};
+  ModelFiles files{directory, {}, {}, {}, {}};
   std::vector<std::string> indices;
   for (std::string& name : listed.value()) {
     if (is_of_model(name, kinds.prefix, kinds.index_suffix))
@@ -182,7 +187,7 @@ base::Result<ModelFiles> find_files(const std::string& path, const ModelNames& k
     BCP_ASSIGN_OR_RETURN(const bool is_file, io::leads_to_file(path));
     if (!is_file) return find_in_folder(path, kinds);
   }
-  ModelFiles files{slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1)), {}, {}, {}};
+  ModelFiles files{slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1)), {}, {}, {}, {}};
   const std::string name = path.substr(slash + 1);
   if (is_index) {
     BCP_RETURN_IF_ERROR(use_index_in(files.directory, name, &files));
@@ -238,7 +243,7 @@ base::Result<ModelFiles> find_model_files(const std::string& path, const ModelNa
 
 base::Result<ModelFiles> find_model_file(const std::string& path) {
   const size_t slash = path.rfind('/');
-  ModelFiles files{slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1)), {}, {}, {}};
+  ModelFiles files{slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1)), {}, {}, {}, {}};
   files.names.push_back(path.substr(slash + 1));
   BCP_ASSIGN_OR_RETURN(files.stored, follow_links(&files));
   return files;
@@ -252,7 +257,9 @@ Status file_failure(const ModelFiles& files, Status failure) {
 
 Status join_items(const ModelFiles& files, format::Manifest* manifest) {
   BCP_RETURN_IF_ERROR(keep_one_each(files, &manifest->items));
-  return check_index(files, *manifest);
+  BCP_RETURN_IF_ERROR(check_index(files, *manifest));
+  manifest->foreign->description = files.index_file;
+  return check_description(*manifest);
 }
 
 }  // namespace bytecheckpoint::engine

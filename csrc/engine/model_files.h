@@ -27,6 +27,7 @@ struct ModelFiles {
   std::vector<std::string> names;                          // as users know them, sorted
   std::vector<std::pair<std::string, std::string>> index;  // each tensor and its file, sorted; empty without an index
   std::vector<std::string> stored;                         // what to open in `directory`, in the order of `names`
+  format::DescribingFile index_file;                       // without a name if there is none
 };
 
 /// Finds the files of a model.
@@ -52,7 +53,7 @@ base::Status file_failure(const ModelFiles& files, base::Status failure);
 
 /// Completes the items of all files: sorts them, and of each name keeps one. \param items  Each with a chunk.
 /// \returns kCorrupt for a name that two files have, unless the index says which is meant, and for a name that is not
-/// in the file that the index says.
+/// in the file that the index says. kChanged if the index was replaced since it was read.
 base::Status join_items(const ModelFiles& files, format::Manifest* manifest);
 
 }  // namespace bytecheckpoint::engine

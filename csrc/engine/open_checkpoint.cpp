@@ -5,10 +5,13 @@
 #include <cerrno>
 #include <iterator>
 
+#include "csrc/engine/planned_files.h"
 #include "csrc/format/foreign_metadata.h"
 #include "csrc/format/metadata_file.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
+#include "csrc/io/file_system.h"
+#include "csrc/io/object_store.h"
 #include "csrc/staging/available_memory.h"
 
 namespace bytecheckpoint::engine {
@@ -21,20 +24,26 @@ using base::text;
 constexpr int64_t kLargeMarkBytes = 64 << 20;
 constexpr char kPickleProto = '\x80', kPickleStop = '.';
 
-/// Whether the file begins like a data file of ours. No for one that is absent or may not be read. If the storage
-/// fails, so does this: the failure may hide a file of ours.
-base::Result<bool> is_our_data(const std::string& directory, const std::string& name) {
-  const auto may_be_ours = [](const Status& failure) -> base::Result<bool> {
-    constexpr int kTellNothing[] = {ENOENT, ENOTDIR, EISDIR, EINVAL, ENXIO, EACCES, EPERM, ENAMETOOLONG};
-    const int error = failure.sys_errno();
-    const bool is_silent = std::find(std::begin(kTellNothing), std::end(kTellNothing), error) != std::end(kTellNothing);
-    if (failure.code() == Code::kStorage && !is_silent) return failure;
-    return false;
-  };
+/// Whether a failure to read a file tells nothing about it, as if it were absent. If the storage fails, so does the
+/// caller: the failure may hide a file of ours.
+bool tells_nothing(const Status& failure) {
+  constexpr int kTellNothing[] = {ENOENT, ENOTDIR, EISDIR, EINVAL, ENXIO, EACCES, EPERM, ENAMETOOLONG};
+  const int error = failure.sys_errno();
+  return failure.code() != Code::kStorage ||
+         std::find(std::begin(kTellNothing), std::end(kTellNothing), error) != std::end(kTellNothing);
+}
+
+/// Whether the file begins like a data file of ours. No for one that is absent or may not be read.
+/// \param version  Receives its version if it can be read. Null: nobody wants it.
+base::Result<bool> is_our_data(const std::string& directory, const std::string& name, bool has_lasting_inodes,
+                               base::FileVersion* version) {
   auto file = io::File::open(directory, name, false);
-  if (!file.is_ok()) return may_be_ours(file.status());
+  if (!file.is_ok()) return tells_nothing(file.status()) ? base::Result<bool>(false) : file.status();
+  if (version != nullptr) {
+    BCP_ASSIGN_OR_RETURN(*version, version_to_note(file.value(), has_lasting_inodes));
+  }
   const base::Result<std::string> magic = file.value().read(0, format::kDataMagic.size());
-  if (!magic.is_ok()) return may_be_ours(magic.status());
+  if (!magic.is_ok()) return tells_nothing(magic.status()) ? base::Result<bool>(false) : magic.status();
   return magic.value() == format::kDataMagic;
 }
 
@@ -43,10 +52,21 @@ base::Result<bool> has_our_data(const std::string& directory) {
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::list_directory(directory));
   for (const std::string& name : names) {
     if (name.size() < 7 || name.substr(name.size() - 7) != ".distcp") continue;
-    BCP_ASSIGN_OR_RETURN(const bool is_ours, is_our_data(directory, name));
+    BCP_ASSIGN_OR_RETURN(const bool is_ours, is_our_data(directory, name, false, nullptr));
     if (is_ours) return true;
   }
   return false;
+}
+
+/// Notes the versions of the data files that `manifest` names. \returns whether any of them begins like one of ours.
+/// Only files that it names count: others may be left from a save of ours that stock DCP has replaced.
+base::Result<bool> note_versions(const std::string& directory, bool has_lasting_inodes, format::Manifest* manifest) {
+  bool any_of_ours = false;
+  for (format::FileEntry& file : manifest->files) {
+    BCP_ASSIGN_OR_RETURN(const bool is_ours, is_our_data(directory, file.name, has_lasting_inodes, &file.version));
+    any_of_ours = any_of_ours || is_ours;
+  }
+  return any_of_ours;
 }
 
 bool has_our_save_id(const format::Tree& storage_meta) {
@@ -60,42 +80,42 @@ bool has_our_save_id(const format::Tree& storage_meta) {
   return false;
 }
 
-/// Whether this is a metadata file of ours that lost its trailer, and not that of another writer. Our save id in it
-/// tells, or a data file of ours.
-base::Result<bool> lost_its_trailer(const std::string& directory, const std::string& bytes,
-                                    const base::Result<format::Manifest>& foreign) {
-  if (!foreign.is_ok()) {
-    if (bytes.find(format::kSaveIdPrefix) != std::string::npos) return true;
-    return has_our_data(directory);
-  }
-  if (has_our_save_id(foreign.value().foreign->storage_meta)) return true;
-  // Only files that it names count: others may be left from a save of ours that stock DCP has replaced.
-  for (const format::FileEntry& file : foreign.value().files) {
-    BCP_ASSIGN_OR_RETURN(const bool is_ours, is_our_data(directory, file.name));
-    if (is_ours) return true;
-  }
-  return false;
+/// Whether this, which no reader of metadata understands, is a metadata file of ours that lost its trailer. Our save id
+/// in it tells, or a data file of ours.
+base::Result<bool> is_ours_in_pieces(const std::string& directory, const std::string& bytes) {
+  if (bytes.find(format::kSaveIdPrefix) != std::string::npos) return true;
+  return has_our_data(directory);
 }
 
-base::Result<format::Manifest> open_foreign(const std::string& directory, const std::string& path,
-                                            const std::string& bytes, bool accept_rewritten) {
-  if (bytes.empty()) return Status::make(Code::kCorrupt, text("read(", path, "): file is empty"), path);
-  base::Result<format::Manifest> foreign = format::read_foreign_metadata(bytes);
-  bool is_cut = false;
-  if (!accept_rewritten || !foreign.is_ok()) {
-    BCP_ASSIGN_OR_RETURN(is_cut, lost_its_trailer(directory, bytes, foreign));
+Status trailer_is_missing(const std::string& path, const std::string& bytes) {
+  const auto size = static_cast<int64_t>(bytes.size());
+  const int64_t tail = std::min(size, format::kMetadataTrailerBytes);
+  return Status::make(Code::kCorrupt,
+                      "the trailer is missing: the file was cut, damaged, or rewritten by another tool (in the last "
+                      "case, Config(accept_rewritten_metadata=True) reads it)")
+      .at(size - tail, tail)
+      .in_file(path);
+}
+
+base::Result<format::Manifest> open_foreign(const std::string& directory, const Mark& mark,
+                                            const OpenOptions& options) {
+  const std::string name = mark_name(options.scope), path = io::join(directory, name);
+  if (mark.bytes.empty()) return Status::make(Code::kCorrupt, text("read(", path, "): file is empty"), path);
+  base::Result<format::Manifest> foreign = format::read_foreign_metadata(mark.bytes);
+  if (!foreign.is_ok()) {
+    BCP_ASSIGN_OR_RETURN(const bool is_ours, is_ours_in_pieces(directory, mark.bytes));
+    return is_ours ? trailer_is_missing(path, mark.bytes) : foreign.status().in_file(path);
   }
-  if (is_cut) {
-    const auto size = static_cast<int64_t>(bytes.size());
-    const int64_t tail = std::min(size, format::kMetadataTrailerBytes);
-    return Status::make(Code::kCorrupt,
-                        "the trailer is missing: the file was cut, damaged, or rewritten by another tool (in the last "
-                        "case, Config(accept_rewritten_metadata=True) reads it)")
-        .at(size - tail, tail)
-        .in_file(path);
-  }
-  if (foreign.is_ok()) return foreign;
-  return foreign.status().in_file(path);
+  format::Manifest& manifest = foreign.value();
+  const bool has_lasting_inodes = !io::is_url(directory) && io::has_lasting_inodes(directory);
+  BCP_ASSIGN_OR_RETURN(const bool any_of_ours, note_versions(directory, has_lasting_inodes, &manifest));
+  const bool was_ours = any_of_ours || has_our_save_id(manifest.foreign->storage_meta);
+  if (was_ours && !options.accept_rewritten) return trailer_is_missing(path, mark.bytes);
+  manifest.foreign->description = {directory, name, mark.version};
+  if (!has_lasting_inodes) manifest.foreign->description.version.inode = 0;
+  // A save that was committed meanwhile has written these data files.
+  BCP_RETURN_IF_ERROR(check_description(manifest));
+  return foreign;
 }
 
 /// Checks a large mark before all of it is read into memory, because a file may claim any length, and have holes.
@@ -119,12 +139,15 @@ Status check_large(io::File& file, int64_t size) {
 
 }  // namespace
 
-base::Result<std::string> read_mark(const std::string& directory, Scope scope) {
+base::Result<Mark> read_mark(const std::string& directory, Scope scope) {
   base::Result<io::File> file = io::File::open(directory, mark_name(scope), /*direct=*/false);
   if (!file.is_ok()) return mark_failure(file.status(), io::join(directory, mark_name(scope)));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.value().size());
   if (size > kLargeMarkBytes) BCP_RETURN_IF_ERROR(check_large(file.value(), size));
-  return file.value().read(0, size);
+  Mark mark;
+  BCP_ASSIGN_OR_RETURN(mark.version, file.value().version());
+  BCP_ASSIGN_OR_RETURN(mark.bytes, file.value().read(0, size));
+  return mark;
 }
 
 Status mark_failure(Status status, const std::string& path) {
@@ -133,23 +156,20 @@ Status mark_failure(Status status, const std::string& path) {
   return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there"), path, error);
 }
 
-base::Result<format::Manifest> decode_mark(const std::string& directory, const std::string& bytes,
-                                           const OpenOptions& options) {
+base::Result<format::Manifest> decode_mark(const std::string& directory, const Mark& mark, const OpenOptions& options) {
   const std::string path = io::join(directory, mark_name(options.scope));
-  base::Result<format::Manifest> manifest = format::decode_metadata_file(bytes);
+  base::Result<format::Manifest> manifest = format::decode_metadata_file(mark.bytes);
   if (!manifest.is_ok()) {
-    if (manifest.status().code() == Code::kNotFound) {
-      return open_foreign(directory, path, bytes, options.accept_rewritten);
-    }
+    if (manifest.status().code() == Code::kNotFound) return open_foreign(directory, mark, options);
     return manifest.status().in_file(path);
   }
-  if (options.check_pickle) BCP_RETURN_IF_ERROR(format::check_pickle(bytes).in_file(path));
+  if (options.check_pickle) BCP_RETURN_IF_ERROR(format::check_pickle(mark.bytes).in_file(path));
   return manifest;
 }
 
 base::Result<format::Manifest> open_checkpoint(const std::string& directory, const OpenOptions& options) {
-  BCP_ASSIGN_OR_RETURN(const std::string bytes, read_mark(directory, options.scope));
-  return decode_mark(directory, bytes, options);
+  BCP_ASSIGN_OR_RETURN(const Mark mark, read_mark(directory, options.scope));
+  return decode_mark(directory, mark, options);
 }
 
 }  // namespace bytecheckpoint::engine

@@ -16,22 +16,29 @@ struct OpenOptions {
   bool accept_rewritten = false;  // if our manifest is gone but our data files are there, trust the pickle
 };
 
+/// The content of a commit mark, and the version of its file that has it.
+struct Mark {
+  std::string bytes;
+  base::FileVersion version;
+};
+
 /// Reads all bytes of a commit mark. \returns kNotFound if there is none. kCorrupt for a large file that is no
 /// metadata. kStorage.
-base::Result<std::string> read_mark(const std::string& directory, Scope scope);
+base::Result<Mark> read_mark(const std::string& directory, Scope scope);
 /// Turns the error of opening the mark at `path` into kNotFound if nothing is there; else returns `status`.
 base::Status mark_failure(base::Status status, const std::string& path);
-/// Decodes and checks the bytes of a commit mark, as `open_checkpoint` does.
-base::Result<format::Manifest> decode_mark(const std::string& directory, const std::string& bytes,
-                                           const OpenOptions& options);
+/// Decodes and checks a commit mark, as `open_checkpoint` does.
+base::Result<format::Manifest> decode_mark(const std::string& directory, const Mark& mark, const OpenOptions& options);
 
 /// Reads and checks the manifest of the checkpoint in `directory`. For the checkpoint of another writer it makes a
 /// manifest from the pickle, as data: nothing in a pickle is ever run. Reads the commit mark; of the data files it
-/// reads only some first bytes, and those only of checkpoints that are not ours.
+/// reads only some first bytes, and those only of checkpoints that are not ours. The versions of these files are noted,
+/// so that no later reader takes others for them.
 ///
 /// \returns kNotFound without a commit mark. kCorrupt for a damaged mark. Also kCorrupt if our trailer is missing but
 /// data files of ours are there: losing the trailer must not switch the checks off (see `accept_rewritten`).
-/// kUnsupported for another writer's mark that needs more than data. kVersion. kStorage.
+/// kUnsupported for another writer's mark that needs more than data. kChanged if another writer's mark was replaced
+/// meanwhile. kVersion. kStorage.
 base::Result<format::Manifest> open_checkpoint(const std::string& directory, const OpenOptions& options = {});
 
 }  // namespace bytecheckpoint::engine

@@ -8,8 +8,11 @@
 #include "csrc/base/mutex.h"
 #include "csrc/base/named_thread.h"
 #include "csrc/engine/model_files.h"
+#include "csrc/engine/planned_files.h"
 #include "csrc/format/safetensors.h"
 #include "csrc/io/file.h"
+#include "csrc/io/file_system.h"
+#include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -24,8 +27,11 @@ constexpr ModelNames kSafetensorsNames{
 constexpr int64_t kFirstReadBytes = 256 << 10;
 constexpr size_t kHeaderThreads = 8;
 
-base::Result<format::SafetensorsHeader> read_header(const std::string& directory, const std::string& name) {
-  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory, name, /*direct=*/false));
+/// \param entry  Has the name of the file, and receives its version.
+base::Result<format::SafetensorsHeader> read_header(const std::string& directory, bool has_lasting_inodes,
+                                                    format::FileEntry* entry) {
+  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory, entry->name, /*direct=*/false));
+  BCP_ASSIGN_OR_RETURN(entry->version, version_to_note(file, has_lasting_inodes));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   BCP_ASSIGN_OR_RETURN(std::string first, file.read(0, std::min(size, kFirstReadBytes)));
   const auto length = format::safetensors_header_bytes(first.substr(0, format::kSafetensorsPrefixBytes), size);
@@ -43,21 +49,22 @@ base::Result<format::SafetensorsHeader> read_header(const std::string& directory
 }
 
 base::Result<std::vector<format::SafetensorsHeader>> read_headers(const std::string& directory,
-                                                                  const std::vector<std::string>& names) {
-  std::vector<format::SafetensorsHeader> headers(names.size());
+                                                                  std::vector<format::FileEntry>* files) {
+  std::vector<format::SafetensorsHeader> headers(files->size());
+  const bool has_lasting_inodes = !io::is_url(directory) && io::has_lasting_inodes(directory);
   std::atomic<size_t> next{0};
   base::Mutex mutex;
   Status failure;
-  base::work_together("bcp-headers", std::min(kHeaderThreads, names.size()), [&] {
-    for (size_t i = next++; i < names.size(); i = next++) {
-      auto header = read_header(directory, names[i]);
+  base::work_together("bcp-headers", std::min(kHeaderThreads, headers.size()), [&] {
+    for (size_t i = next++; i < headers.size(); i = next++) {
+      auto header = read_header(directory, has_lasting_inodes, &(*files)[i]);
       if (header.is_ok()) {
         headers[i] = std::move(header.value());
         continue;
       }
       const base::MutexLock lock(mutex);
       if (failure.is_ok()) failure = header.status();
-      next = names.size();
+      next = headers.size();
     }
   });
   BCP_RETURN_IF_ERROR(failure);
@@ -85,13 +92,13 @@ format::Item item_of(format::SafetensorsTensor tensor, uint32_t file) {
 
 base::Result<format::Manifest> open_safetensors(const std::string& path) {
   BCP_ASSIGN_OR_RETURN(const ModelFiles files, find_model_files(path, kSafetensorsNames));
-  auto read = read_headers(files.directory, files.stored);
-  if (!read.is_ok()) return file_failure(files, read.status());
   format::Manifest manifest;
+  for (const std::string& name : files.stored) manifest.files.emplace_back().name = name;
+  auto read = read_headers(files.directory, &manifest.files);
+  if (!read.is_ok()) return file_failure(files, read.status());
   manifest.foreign.emplace().format = "safetensors";
   if (files.directory != path) manifest.foreign->directory = files.directory;
   for (uint32_t file = 0; file < files.stored.size(); ++file) {
-    manifest.files.emplace_back().name = files.stored[file];
     format::SafetensorsHeader& header = read.value()[file];
     if (manifest.user_metadata.empty()) manifest.user_metadata = std::move(header.metadata);
     for (format::SafetensorsTensor& tensor : header.tensors) {

@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "csrc/engine/model_files.h"
+#include "csrc/engine/planned_files.h"
 #include "csrc/format/torch_file.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
+#include "csrc/io/file_system.h"
 #include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::engine {
@@ -43,9 +45,13 @@ base::Result<ModelFiles> find_torch_files(const std::string& path) {
   return is_file && !is_index ? find_model_file(path) : find_model_files(path, kTorchNames);
 }
 
+/// \param entry  Receives the name and the version of the file.
 /// \returns kNotFound for a file that does not begin as those of torch.save do.
-base::Result<format::Manifest> read_one(const ModelFiles& files, size_t number) {
+base::Result<format::Manifest> read_one(const ModelFiles& files, size_t number, format::FileEntry* entry) {
+  const bool has_lasting_inodes = !io::is_url(files.directory) && io::has_lasting_inodes(files.directory);
   BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(files.directory, files.stored[number], /*direct=*/false));
+  entry->name = files.stored[number];
+  BCP_ASSIGN_OR_RETURN(entry->version, version_to_note(file, has_lasting_inodes));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   BCP_ASSIGN_OR_RETURN(const std::string first, file.read(0, std::min(size, format::kTorchMagicBytes)));
   if (!format::has_torch_magic(first)) return no_torch_file(file.path());
@@ -82,7 +88,8 @@ base::Result<format::Manifest> open_torch_file(const std::string& path) {
   BCP_ASSIGN_OR_RETURN(const ModelFiles files, find_torch_files(path));
   format::Manifest manifest;
   for (size_t number = 0; number < files.stored.size(); ++number) {
-    auto read = read_one(files, number);
+    format::FileEntry entry;
+    auto read = read_one(files, number, &entry);
     if (!read.is_ok()) return file_failure(files, read.status());
     if (files.stored.size() == 1) {
       manifest = std::move(read.value());
@@ -91,7 +98,7 @@ base::Result<format::Manifest> open_torch_file(const std::string& path) {
       append(std::move(read.value()), static_cast<uint32_t>(number), &manifest);
       manifest.files.emplace_back();
     }
-    manifest.files.back().name = files.stored[number];
+    manifest.files.back() = std::move(entry);
   }
   manifest.foreign->format = "torch";
   if (files.directory != path) manifest.foreign->directory = files.directory;

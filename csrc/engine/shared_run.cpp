@@ -192,6 +192,10 @@ Status SharedRun::scatter(size_t unit, const uint8_t* slot, int64_t bytes) {
 base::Result<LoadStats> SharedRun::finish() {
   Status archives = job_->destinations().check_archives();
   if (!archives.is_ok()) return job_->explain(std::move(archives));
+  if (reading_ != nullptr) {
+    Status changed = job_->check_unchanged_files(reading_->segments());
+    if (!changed.is_ok()) return changed;
+  }
   is_finished_ = true;
   reading_.reset();  // so that the ring is free for the next run
   (void)job_->destinations().begin_next_phase();

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "csrc/base/crc32.h"
+#include "csrc/engine/planned_files.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -69,6 +70,7 @@ base::Result<std::shared_ptr<const SourceFile>> SourceFile::open(const std::stri
   auto source = std::make_shared<SourceFile>();
   source->directory = directory;
   source->name = entry.name;
+  source->version = entry.version;
   BCP_ASSIGN_OR_RETURN(io::File file, source->reopen(/*direct=*/false));
   source->path = file.path();
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
@@ -87,6 +89,13 @@ base::Result<std::shared_ptr<const SourceFile>> SourceFile::open(const std::stri
   source->end_of_records = trailer.end_of_records;
   BCP_ASSIGN_OR_RETURN(source->block_crcs, read_table(file, trailer));
   return std::shared_ptr<const SourceFile>(std::move(source));
+}
+
+base::Result<io::File> SourceFile::reopen(bool direct) const {
+  format::FileEntry planned;
+  planned.name = name;
+  planned.version = version;
+  return open_planned(directory, planned, direct);
 }
 
 Status SourceFile::check_blocks(const uint8_t* bytes, int64_t offset, int64_t size) const {

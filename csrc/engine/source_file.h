@@ -16,7 +16,8 @@ namespace bytecheckpoint::engine {
 struct SourceFile {
   std::string directory;
   std::string name;
-  std::string path;  // `directory/name`
+  base::FileVersion version;  // of another writer's file, as it must be
+  std::string path;           // `directory/name`
   int64_t end_of_records = 0;
   bool has_checksums = false;  // true for a file of ours; another writer's has none
   std::vector<uint32_t> block_crcs;
@@ -24,13 +25,13 @@ struct SourceFile {
   /// Opens and checks the file of `entry`. A file of our checkpoint is compared with the manifest, so that a stale or
   /// swapped file is noticed before its data are used. In another writer's checkpoint, a file that begins and ends like
   /// ours is checked by its own trailer, and of any other file only the length is read.
-  /// \returns kCorrupt, kVersion, kStorage.
+  /// \returns kCorrupt, kVersion, kStorage; kChanged as `open_planned`.
   static base::Result<std::shared_ptr<const SourceFile>> open(const std::string& directory,
                                                               const format::Manifest& manifest,
                                                               const format::FileEntry& entry);
 
-  /// Opens the file again, for reading.
-  base::Result<io::File> reopen(bool direct) const { return io::File::open(directory, name, direct); }
+  /// Opens the file again, for reading. \returns kChanged for another version of another writer's file. kStorage.
+  base::Result<io::File> reopen(bool direct) const;
   /// Compares whole blocks with their CRCs. \param offset  Of the first byte; a multiple of the block size. \returns
   /// kCorrupt.
   base::Status check_blocks(const uint8_t* bytes, int64_t offset, int64_t size) const;

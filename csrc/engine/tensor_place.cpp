@@ -133,7 +133,7 @@ class Locator {
   base::Result<std::optional<TensorPlace>> locate(const ChunkInRecord& wanted) {
     const format::Record& record = wanted.chunk->record;
     if (!file_.is_open() || open_ != record.file) {
-      BCP_ASSIGN_OR_RETURN(file_, io::File::open(directory_, manifest_.files[record.file].name, /*direct=*/false));
+      BCP_ASSIGN_OR_RETURN(file_, open_planned(directory_, manifest_.files[record.file], /*direct=*/false));
       open_ = record.file;
     }
     const auto read = [&](int64_t offset, int64_t size) { return file_.read(record.offset + offset, size); };
@@ -188,7 +188,7 @@ Status check_extents(const std::string& directory, const format::Manifest& manif
     }
     int64_t& size = sizes[record.file];
     if (size < 0) {
-      BCP_ASSIGN_OR_RETURN(const io::File file, io::File::open(directory, name, /*direct=*/false));
+      BCP_ASSIGN_OR_RETURN(const io::File file, open_planned(directory, manifest.files[record.file], /*direct=*/false));
       BCP_ASSIGN_OR_RETURN(size, file.size());
     }
     if (record.bytes > size || record.offset > size - record.bytes) {

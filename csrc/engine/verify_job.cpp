@@ -14,6 +14,7 @@
 #include "csrc/engine/names.h"
 #include "csrc/engine/open_any_checkpoint.h"
 #include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/planned_files.h"
 #include "csrc/engine/unreferenced.h"
 #include "csrc/format/compare_metadata.h"
 #include "csrc/format/metadata_file.h"
@@ -116,7 +117,7 @@ class Verifier {
     report_->bytes_checked += check.bytes_checked;
     report_->bytes_unchecked += check.bytes_unchecked;
     for (Problem& problem : check.problems) add(std::move(problem));
-    return Status::ok();
+    return check_all_unchanged(directory, manifest);  // else what was found may be of two checkpoints
   }
 
  private:
@@ -128,8 +129,8 @@ class Verifier {
 
   /// Returns nothing if the metadata is damaged, which is then reported as a problem.
   base::Result<std::optional<format::Manifest>> read_metadata(Scope scope) {
-    BCP_ASSIGN_OR_RETURN(const std::string bytes, read_mark(options_.directory, scope));
-    base::Result<format::Manifest> manifest = decode_mark(options_.directory, bytes, {scope, /*check_pickle=*/true});
+    BCP_ASSIGN_OR_RETURN(const Mark mark, read_mark(options_.directory, scope));
+    base::Result<format::Manifest> manifest = decode_mark(options_.directory, mark, {scope, /*check_pickle=*/true});
     if (!manifest.is_ok()) {
       const Status fault = manifest.status();
       if (fault.code() != Code::kCorrupt && fault.code() != Code::kVersion) return fault;
@@ -137,7 +138,7 @@ class Verifier {
       return std::optional<format::Manifest>();
     }
     if (manifest.value().foreign.has_value()) return std::make_optional(std::move(manifest.value()));
-    BCP_ASSIGN_OR_RETURN(const std::string_view pickle, format::pickle_part(bytes));
+    BCP_ASSIGN_OR_RETURN(const std::string_view pickle, format::pickle_part(mark.bytes));
     const std::string difference = format::compare_metadata(pickle, manifest.value());
     if (!difference.empty()) add({mark_name(scope), "metadata", -1, -1, {}, difference});
     return std::make_optional(std::move(manifest.value()));

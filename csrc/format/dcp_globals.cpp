@@ -11,6 +11,7 @@ struct Entry {
 };
 
 constexpr std::string_view kOldestModule = "torch.distributed._shard.checkpoint.metadata";  // in torch 1.13
+constexpr std::string_view kPlannerModule = "torch.distributed.checkpoint.planner";
 constexpr std::string_view kOlderModule = "torch.distributed._shard.sharded_tensor.metadata";
 
 constexpr Entry kEntries[] = {
@@ -25,6 +26,11 @@ constexpr Entry kEntries[] = {
     {kOlderModule, "MEM_FORMAT_ENCODING", kMemoryFormatEncoding},
     {kMetadataModule, "MetadataIndex", kMetadataIndex},
     {kMetadataModule, "StorageMeta", kStorageMeta},
+    {kPlannerModule, "SavePlan", kOfPlan},
+    {kPlannerModule, "WriteItem", kOfPlan},
+    {kPlannerModule, "WriteItemType", kOfPlan},
+    {kPlannerModule, "TensorWriteData", kOfPlan},
+    {kPlannerModule, "BytesIOWriteData", kOfPlan},
     {"torch", "Size", kTorchSize},
     {"torch.serialization", "_get_layout", kGetLayout},
 };

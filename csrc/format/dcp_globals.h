@@ -25,6 +25,7 @@ enum DcpGlobal : uint32_t {
   kStorageInfo,  // in any module: other writers than DCP's have a class of their own with the same fields
   kTorchSize,
   kGetLayout,
+  kOfPlan,  // of which plans of saves are made; never looked at
   kPosixPath,
   kWindowsPath,
   kFirstDType = 256,  // kFirstDType + the code of the dtype is that dtype

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "csrc/base/bytes.h"
+#include "csrc/base/file_version.h"
 #include "csrc/base/status.h"
 #include "csrc/format/data_file.h"
 #include "csrc/format/tree.h"
@@ -67,6 +68,7 @@ struct FileEntry {
   DataFileId id;
   int64_t bytes = 0;
   uint32_t trailer_crc = 0;
+  base::FileVersion version;  // of another writer's file, when the checkpoint was opened
 };
 
 /// The checksum that another writer stored of a stretch of a file.
@@ -77,6 +79,13 @@ struct StoredCrc {
   uint32_t crc = 0;
 };
 
+/// The file that says which data files there are: DCP's `.metadata`, or an index.
+struct DescribingFile {
+  std::string directory;
+  std::string name;           // empty if there is none
+  base::FileVersion version;  // when the checkpoint was opened
+};
+
 /// What the metadata of another writer's checkpoint say beside its tensors.
 struct ForeignMeta {
   Tree storage_meta;  // None, or a dict of the attributes of DCP's StorageMeta, paths as strings
@@ -85,6 +94,7 @@ struct ForeignMeta {
   std::string directory;               // of the data files, if it is another than what was opened
   const char* format = "dcp";          // what `Checkpoint.format` tells Python
   bool is_of_byte_checkpoint = false;  // ByteCheckpoint 0.0.x wrote it
+  DescribingFile description;
   // Of files of torch.save:
   std::vector<tensor::Dims> strides;  // of kStrided records, in elements
   std::vector<StoredCrc> crcs;        // sorted by file and offset

@@ -282,6 +282,22 @@ base::Result<int64_t> File::size() const {
   return static_cast<int64_t>(info.st_size);
 }
 
+base::Result<base::FileVersion> File::version() const {
+  base::FileVersion version;
+  if (store_ != nullptr) {
+    version.bytes = object_.bytes;
+    version.etag = object_.version;
+    return version;
+  }
+  struct stat info;
+  if (::fstat(fd_, &info) != 0) return Status::storage("fstat", path_, "", errno);
+  constexpr int64_t kNsPerSecond = 1'000'000'000;
+  version.bytes = info.st_size;
+  version.mtime_ns = info.st_mtim.tv_sec * kNsPerSecond + info.st_mtim.tv_nsec;
+  version.inode = info.st_ino;
+  return version;
+}
+
 Status File::reserve(int64_t bytes) {
   if (bytes <= 0 || upload_ != nullptr) return Status::ok();
   int result;

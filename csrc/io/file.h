@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "csrc/base/file_version.h"
 #include "csrc/base/status.h"
 #include "csrc/io/object_store.h"
 #include "csrc/io/open_directory.h"
@@ -60,6 +61,8 @@ class File {
   base::Result<std::string> read(int64_t offset, int64_t size);
 
   base::Result<int64_t> size() const;
+  /// Returns what another content of this file would not have.
+  base::Result<base::FileVersion> version() const;
   /// Reserves disk space behind the end, without changing the size. File systems that cannot reserve are only asked
   /// whether they have the space now. \returns kStorage with ENOSPC or EDQUOT if there is none.
   base::Status reserve(int64_t bytes);

@@ -6,19 +6,40 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <iterator>
+#include <optional>
 
 #include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::io {
 
-bool is_in_memory(const std::string& path) {
+namespace {
+
+/// Returns the number of the type of a file system; nothing if it cannot be found out.
+std::optional<unsigned long> type_of(const std::string& path) {
   struct statfs about{};
   int outcome = 0;
   do {
     outcome = ::statfs(path.c_str(), &about);
   } while (outcome != 0 && errno == EINTR);
-  return outcome == 0 && (about.f_type == TMPFS_MAGIC || static_cast<unsigned long>(about.f_type) == RAMFS_MAGIC);
+  if (outcome != 0) return std::nullopt;
+  return static_cast<unsigned long>(about.f_type);
+}
+
+}  // namespace
+
+bool is_in_memory(const std::string& path) {
+  const std::optional<unsigned long> type = type_of(path);
+  return type == static_cast<unsigned long>(TMPFS_MAGIC) || type == static_cast<unsigned long>(RAMFS_MAGIC);
+}
+
+bool has_lasting_inodes(const std::string& path) {
+  constexpr unsigned long kMadeUp[] = {FUSE_SUPER_MAGIC, SMB_SUPER_MAGIC, CIFS_SUPER_MAGIC, SMB2_SUPER_MAGIC,
+                                       V9FS_MAGIC};
+  const std::optional<unsigned long> type = type_of(path);
+  return type.has_value() && std::find(std::begin(kMadeUp), std::end(kMadeUp), *type) == std::end(kMadeUp);
 }
 
 base::Result<bool> is_in_memory(const std::string& path, double io_timeout_s) {

@@ -14,6 +14,10 @@ bool is_in_memory(const std::string& path);
 /// waits for ever.
 base::Result<bool> is_in_memory(const std::string& path, double io_timeout_s);
 
+/// Whether a file keeps its inode number for as long as it exists, on every machine that sees it. File systems in user
+/// space and network shares of other systems make up numbers as they go. False if that cannot be found out.
+bool has_lasting_inodes(const std::string& path);
+
 /// \returns kStorage with ENOSPC if the file system of `path` says that it has less than `bytes` left for this user. A
 /// file system that says nothing counts as having room.
 base::Status check_room(const std::string& path, int64_t bytes);

@@ -106,10 +106,9 @@ TEST_CASE("open torch file: views of one storage, whole and in part") {
 
 TEST_CASE("open torch file: a changed element is found by verify, and by a load of the whole storage") {
   const TempDir dir;
-  std::string file = torch_file_of(
-      dict({{"turned", pickled_floats("0", 12, 0, {4, 3}, {1, 4})}, {"row", pickled_floats("0", 12, 0, {4}, {1})}}),
-      {{"0", twelve()}});
-  test::write_all(dir / "a.pt", file);
+  const std::string value =
+      dict({{"turned", pickled_floats("0", 12, 0, {4, 3}, {1, 4})}, {"row", pickled_floats("0", 12, 0, {4}, {1})}});
+  test::write_all(dir / "a.pt", torch_file_of(value, {{"0", twelve()}}));
   const auto verified = [&] {
     VerifyOptions options;
     options.directory = dir / "a.pt";
@@ -117,10 +116,12 @@ TEST_CASE("open torch file: a changed element is found by verify, and by a load 
   };
   const VerifyReport whole = verified();
   CHECK(whole.problems.empty());
-  CHECK(whole.bytes_checked == 48);
-  CHECK(whole.num_records == 1);
-  const format::Manifest manifest = test::value_of(open_torch_file(dir / "a.pt"));
+  const auto pickle_bytes = static_cast<int64_t>(test::pickled::whole(value).size());
+  CHECK(whole.bytes_checked == pickle_bytes + 6 + 48);  // data.pkl, byteorder, data/0
+  CHECK(whole.num_records == 3);
+  format::Manifest manifest = test::value_of(open_torch_file(dir / "a.pt"));
   test::flip_bit(dir / "a.pt", manifest.find("turned")->chunks[0].record.data_offset + 1);
+  manifest = test::value_of(open_torch_file(dir / "a.pt"));
   base::Status outcome;
   (void)load(dir, manifest, "turned", {{0, 0}, {4, 3}}, &outcome);
   CHECK(outcome.code() == base::Code::kCorrupt);

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that stand in a file for weights which are elsewhere: what ZeRO-3 leaves of a module on each rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from bytecheckpoint.convert.contents import Contents
+from bytecheckpoint.convert.source import Opened, Source
+from bytecheckpoint.errors import CheckpointError, UnsupportedError
+from bytecheckpoint.listing import listed
+
+__all__ = ["refuse_placeholders"]
+
+# DeepSpeed writes the shapes of all parameters, by name, beside the state dict of its module.
+_SHAPES, _MODULE = "param_shapes", "module."
+_EMPTY = (0,)
+
+
+def refuse_placeholders(contents: Contents, source: Source, opened: Opened) -> None:
+    """Refuses to convert the placeholders of ZeRO-3 instead of weights.
+
+    Each rank of ZeRO-3 has parts of all weights in its optimizer files, and in its module tensors of shape [0]. A
+    tensor of this shape is a placeholder if DeepSpeed's ``param_shapes`` say another shape, if its name ends with
+    ``.weight``, or if all tensors have this shape. Other empty tensors are data.
+
+    Raises:
+        UnsupportedError: There are placeholders.
+    """
+    empty = {each.name for each in contents.tensors if each.shape == _EMPTY}
+    if not empty:
+        return
+    declared = {opened.new_names.get(name, name) for name in _declared(source, opened)}
+    found = sorted(empty if len(empty) == len(contents.tensors) else _suspects(empty, declared))
+    if found:
+        raise UnsupportedError(
+            f"convert({source.place}): these tensors have shape [0], as ZeRO-3 leaves them where weights are "
+            f"partitioned, and no elements: {listed([*map(repr, found)])}. Gather the weights first: with "
+            "zero_to_fp32.py, which DeepSpeed puts beside its checkpoints, or by saving with "
+            "stage3_gather_16bit_weights_on_model_save; then convert what that wrote. If they are meant to be empty, "
+            "leave them out with exclude",
+            source.place,
+        )
+
+
+def _suspects(empty: set[str], declared: set[str]) -> Iterator[str]:
+    return (name for name in empty if name in declared or name.endswith(".weight"))
+
+
+def _declared(source: Source, opened: Opened) -> Iterator[str]:
+    """Yields the names in the file of those parameters that have elements, by DeepSpeed's ``param_shapes``."""
+    stored = [name for name in opened.stored.names() if name == _SHAPES or name.startswith(f"{_SHAPES}.")]
+    if not stored:
+        return
+    from bytecheckpoint.convert.torch_target import read_objects  # imports torch
+
+    values: Mapping[str, Any] = {}
+    with suppress(CheckpointError):  # it is another one's, and not plain data
+        values = read_objects(stored, source, Opened(opened.stored, opened.stored, {}))
+    for value in values.values():
+        for group in value if isinstance(value, list) else [value]:
+            for name, shape in group.items() if isinstance(group, Mapping) else ():
+                with suppress(TypeError):
+                    if math.prod(shape):
+                        yield f"{_MODULE}{name}"
+                        yield str(name)
