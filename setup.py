@@ -61,6 +61,7 @@ BINDINGS_OF_TORCH = (
 )
 BRIDGE_OF_TORCH = (
     "bridge/chosen_keys",
+    "bridge/copies_of_state",
     "bridge/dcp_objects",
     "bridge/dtensor_pieces",
     "bridge/flatten",

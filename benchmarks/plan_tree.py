@@ -183,7 +183,7 @@ def simulate(blobs: list[bytes], fan_out: int, network: Network) -> tuple[dict[s
 
     def plan(below: list[bytes]) -> list[EncodedAssignment]:
         figures.update(up_s=root.tick(), up_work_s=root.work_s, depth=root.num_hops)
-        plans.append(CachedPlan.of(_C.plan_tree(blobs[0], 0, below, **OPTIONS)))
+        plans.append(CachedPlan.of(b"", (), _C.plan_tree(blobs[0], 0, below, **OPTIONS)))
         figures.update(plan_s=root.tick() - figures["up_s"], planned_s=root.now_s, planned_work_s=root.work_s)
         return plans[0].assignments
 
@@ -208,7 +208,7 @@ def simulate(blobs: list[bytes], fan_out: int, network: Network) -> tuple[dict[s
 def without_tree(blobs: list[bytes], network: Network) -> tuple[dict[str, Any], list[EncodedAssignment]]:
     """Returns the same, if the coordinator receives from each rank, and sends to each."""
     begin = time.thread_time()
-    planned = CachedPlan.of(_C.plan_ranks(blobs, **OPTIONS))
+    planned = CachedPlan.of(b"", (), _C.plan_ranks(blobs, **OPTIONS))
     plan_s = time.thread_time() - begin
     up_bytes = sum(map(len, blobs[1:]))
     down_bytes = sum(len(assignment.encoded) for assignment in planned.assignments[1:])

@@ -188,15 +188,15 @@ def measure_kept(num_ranks: int, repetitions: int, idle_limit_s: float) -> dict[
 
     planner = BcpSavePlanner()
     ranks: list[Any] = [
-        RemoteInventory((0, "", rank), rank.to_bytes(16, "little"), None, NUM_TENSORS, (), True)
+        RemoteInventory((0, "", rank), rank.to_bytes(16, "little"), None, NUM_TENSORS, {}, True)
         for rank in range(num_ranks)
     ]
     plans = [SavePlan(PlanItems(of_rank), planner_data=LazyPaths(of_rank)) for of_rank in ranks]
     key = source_of(planner.create_global_plan(plans)[0][0].items).key  # the key of the exchange that the plan requests
     for rank, of_rank in enumerate(ranks):
-        of_rank.known_assignments = (part_of(key, rank),)
+        of_rank.known_hashes = {part_of(key, rank): b""}
     assignments = [EncodedAssignment(b"", NUM_TENSORS)] * num_ranks
-    plan_cache().keep_plan(key, CachedPlan(assignments, _C.without_records({})), 8)
+    plan_cache().keep_plan(key, CachedPlan(assignments, _C.without_records({}), key=key), 8)
     seconds = []
     for _ in range(repetitions):
         wait_until_idle(idle_limit_s)

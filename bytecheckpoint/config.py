@@ -20,6 +20,7 @@ _CHOICES = {
     "shared_reading": ("auto", "cooperative", "independent"),
     "on_staging_busy": ("wait", "raise", "double_buffer"),
     "unsafe_objects": ("warn", "error", "allow"),
+    "differing_copies": ("warn", "check", "trust"),
     "tensor_subclasses": ("parts", "opaque"),
     "trace": ("off", "summary", "full"),
 }
@@ -95,6 +96,11 @@ class Config:
         unsafe_objects: What a save does with an object that will not load without ``allow_pickle``. ``warn``: the
             coordinator gives one warning for each save, with keys and types, unless ``allow_pickle`` is set here, too.
             ``error``: every rank raises an ``UnsafeObjectError`` before anything is written. ``allow``: nothing.
+        differing_copies: What a save does about an object or a plain tensor of which ranks hold different copies under
+            one key. ``warn``: it stores the copy of the lowest rank, and the coordinator gives one warning for each
+            key. ``check``: all ranks raise an ``InvalidPlanError`` that names keys and ranks, before anything is
+            written. ``trust``: copies are not compared. Sharded tensors on device meshes that share no rank must be
+            equal with ``warn``, too. Of large tensors a sample is compared; see docs/planning_and_resharding.md.
         tensor_subclasses: How a save stores tensors of subclasses that describe themselves by ``__tensor_flatten__``.
             ``parts``: as their plain tensors, below their key. ``opaque``: as stock DCP does, pickled.
         staging_bytes: Limit on the host memory that one state takes while ``async_save`` saves it. The memory is
@@ -154,6 +160,7 @@ class Config:
     planner_cache_capacity: int = 8
     allow_pickle: bool = False
     unsafe_objects: str = "warn"
+    differing_copies: str = "warn"
     tensor_subclasses: str = "parts"
     shared_reading: str = "auto"
     staging_bytes: int = 0

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
@@ -25,6 +26,7 @@ from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
 from bytecheckpoint.planning.assignment import DeferredAssignment, RankAssignment, assign, assign_later
+from bytecheckpoint.planning.copies import copies_of, judge, seed_of
 from bytecheckpoint.planning.inventory import LazyPaths, LocalInventory, RemoteInventory, refuse_digests
 from bytecheckpoint.planning.key_choice import KeyChoice
 from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, digest_of, part_of, plan_cache
@@ -56,9 +58,9 @@ class BcpSavePlanner(DefaultSavePlanner):
     and ``mappings`` as they are after ``set_up_planner``. If a subclass resolves or transforms data itself, boxes are
     not split between ranks.
 
-    A plain tensor that several ranks hold under one key must be equal on all of them, because each rank writes some of
-    its rows. If it is not equal, give each rank its own key, or keep the tensor of the lowest rank with
-    ``dedup_save_to_lowest_rank``.
+    What several ranks hold under one key must be equal on all of them. Replicas of a DTensor are, by what torch says of
+    them, so each rank may write some rows of it. A plain tensor is written whole by one rank. Plain tensors and objects
+    are compared: see ``Config.differing_copies``.
 
     Args:
         flatten_state_dict: Handle nested dicts and lists.
@@ -67,7 +69,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         dedup_replicated_tensors: Has no effect. DCP has deprecated it.
         dedup_save_to_lowest_rank: The lowest rank that holds a replicated tensor writes all of it.
         enable_plan_caching: Keep plans in this process, and use them again for the same names, shapes, dtypes, boxes,
-            ranks and settings, whatever class the planner has. For an unchanged state a rank then sends 36 bytes.
+            ranks and settings, whatever class the planner has. For an unchanged state a rank then sends some 50 bytes.
         config: Settings of the cache and the tree. ``None`` reads the ``BYTECHECKPOINT_*`` variables when the planner
             is made.
         include: Patterns of the keys to save, as ``LoadSpec`` has them; none: all keys. A pattern may match keys of
@@ -96,6 +98,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         exclude: str | Sequence[str] = (),
     ) -> None:
         require(SAVE_AND_LOAD)
+        self._path: object = None
         super().__init__(
             flatten_state_dict, flatten_sharded_tensors, dedup_replicated_tensors, dedup_save_to_lowest_rank
         )
@@ -129,6 +132,7 @@ class BcpSavePlanner(DefaultSavePlanner):
     ) -> None:
         """Keeps what is to be saved of the state dict, flattened if ``flatten_state_dict``."""
         CallContext.of_save(self)  # from here on the call sends failures safely, with any storage writer
+        self._path = getattr(storage_meta, "checkpoint_id", None)
         if not self.flatten_state_dict:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
             if self.key_choice:
@@ -164,7 +168,12 @@ class BcpSavePlanner(DefaultSavePlanner):
             can_split=_hooks.are_own(self, *_PER_ITEM),
         )
         self._inventory = LocalInventory(
-            state, mappings, self._settings(), self.enable_plan_caching, self._tree_threshold()
+            state,
+            mappings,
+            self._settings(),
+            self.enable_plan_caching,
+            self._tree_threshold(),
+            self._copies_of(state),
         )
         items: Any = PlanItems(self._inventory)  # DCP only needs a sequence
         paths = None if mappings is None else LazyPaths(self._inventory)
@@ -197,7 +206,8 @@ class BcpSavePlanner(DefaultSavePlanner):
             "is_nested": is_nested,
             "gaps": self._gaps(),
         }
-        key = digest_of((repr(options).encode(), b"".join([of_rank.digest for of_rank in inventories])))
+        settings = repr((options, self.config.differing_copies)).encode()
+        key = digest_of((settings, b"".join([of_rank.digest for of_rank in inventories])))
         cache, planned = self._planned(key, inventories, options)
         if planned is None:
             refuse_digests(inventories)
@@ -206,7 +216,7 @@ class BcpSavePlanner(DefaultSavePlanner):
             self.metadata = Metadata({})
             self._awaited = key, options
         else:
-            self.global_plan = assign(all_plans, inventories, key, planned, cache)
+            self.global_plan = assign(all_plans, inventories, planned, cache)
             self.metadata = planned_metadata(planned.manifest)
         data = () if is_nested else [plan.planner_data for plan in all_plans]
         if data and all(isinstance(of_rank, Mapping) for of_rank in data):
@@ -277,28 +287,48 @@ class BcpSavePlanner(DefaultSavePlanner):
     def _settings(self) -> bytes:
         return repr((self.flatten_state_dict, self.flatten_sharded_tensors, self.dedup_save_to_lowest_rank)).encode()
 
+    def _copies_of(self, state: _C.LocalState) -> _C.CopiesOfState | None:
+        """Returns what other ranks may hold copies of; None if this rank saves alone."""
+        context = CallContext.of_save(self)
+        if context.size == 1 or context.use_collectives is False or (context.size == 0 and not _has_other_ranks()):
+            return None
+        compares = self.config.differing_copies != "trust"
+        return copies_of(state, compares=compares, num_ranks=context.size, seed=seed_of(self._path))
+
     def _planned(
         self, key: bytes, inventories: list[LocalInventory | RemoteInventory], options: dict[str, Any]
     ) -> tuple[str, CachedPlan | None]:
         """Returns what the cache did, and the plan.
 
-        The plan is None if a rank sent only the digest of its inventory, and the inventory is not in the cache.
+        The plan is None if a rank sent only digests of what it holds, and that is not in the cache.
         """
-        planned = plan_cache().plan(key) if self.enable_plan_caching else None
-        if planned is not None:
-            return "hit", planned
+        kept = plan_cache().plan(key) if self.enable_plan_caching else None
+        if kept is not None and kept.copies_agree(inventories):
+            return "hit", kept
+        if kept is not None:
+            options["known_differing"] = sorted(kept.differing)
         cache = "miss" if self.enable_plan_caching else "off"
-        blobs: dict[bytes, bytes] = {}
+        messages: list[bytes] = []
         for of_rank in inventories:
-            blob = plan_cache().blob(of_rank.digest) if of_rank.blob is None else of_rank.blob
-            if blob is None:
+            message = of_rank.message
+            if message is None and not of_rank.has_checksums:
+                message = plan_cache().blob(of_rank.digest)
+            if message is None:
                 return cache, None
-            blobs[of_rank.digest] = blob
-        planned = CachedPlan.of(_C.plan_ranks([blobs[of_rank.digest] for of_rank in inventories], **options))
+            messages.append(message)
+        planned = self._new_plan(key, options, _C.plan_ranks(messages, **options))
         if len(inventories) <= self.config.tree_topo_threshold:
+            ranks = zip(inventories, messages, strict=True)
+            blobs = {of_rank.digest: message for of_rank, message in ranks if not of_rank.has_checksums}
             planned = dataclasses.replace(planned, blobs=blobs)
         self._keep_plan(key, planned)
         return cache, planned
+
+    def _new_plan(self, key: bytes, options: dict[str, Any], plan: tuple[Any, ...]) -> CachedPlan:
+        """Makes a plan of what C++ returned, and reports copies that differ."""
+        differing = plan[4]
+        judge(differing, self.config.differing_copies, self._path)
+        return CachedPlan.of(key, options.get("known_differing", ()), plan)
 
     def _keep_plan(self, key: bytes, planned: CachedPlan) -> None:
         if self.enable_plan_caching:
@@ -307,7 +337,7 @@ class BcpSavePlanner(DefaultSavePlanner):
     def _assignment_of(self, deferred: DeferredAssignment) -> RankAssignment:
         if deferred.fan_out is None:
             return self._assignment_by_key(deferred.key)
-        return self._assignment_by_exchange(deferred.key, deferred.fan_out)
+        return self._assignment_by_exchange(deferred.fan_out)
 
     def _assignment_by_key(self, key: bytes) -> RankAssignment:
         assert self._inventory.peers is not None
@@ -318,16 +348,15 @@ class BcpSavePlanner(DefaultSavePlanner):
         assignment.num_bytes_received = len(key)
         return assignment
 
-    def _assignment_by_exchange(self, key: bytes, fan_out: int) -> RankAssignment:
+    def _assignment_by_exchange(self, fan_out: int) -> RankAssignment:
         inventory = self._inventory
         assert inventory.peers is not None
         channel = inventory.peers.connect()
         plan = functools.partial(self._plan_tree, inventory) if inventory.peers.is_coordinator else None
-        encoded = PlanTree(channel, inventory.peers, fan_out).exchange(inventory.blob, plan)
+        encoded = PlanTree(channel, inventory.peers, fan_out).exchange(inventory.message, plan)
         cache = "miss" if self.enable_plan_caching else "off"
-        assignment = RankAssignment(
-            inventory, part_of(key, inventory.peers.rank), encoded, cache, all_can_exchange=True
-        )
+        part = part_of(encoded.key, inventory.peers.rank)
+        assignment = RankAssignment(inventory, part, encoded, cache, all_can_exchange=True)
         inventory.num_bytes_sent += channel.bytes_sent
         assignment.num_bytes_received = channel.bytes_received
         return assignment
@@ -336,10 +365,14 @@ class BcpSavePlanner(DefaultSavePlanner):
         """Plans at the root of the tree, and fills the metadata that ``create_global_plan`` gave DCP empty."""
         assert own.peers is not None
         key, options = self._awaited
-        planned = CachedPlan.of(_C.plan_tree(own.blob, own.peers.rank, below, **options))
+        planned = self._new_plan(key, options, _C.plan_tree(own.message, own.peers.rank, below, **options))
         self._keep_plan(key, planned)
         fill_planned_metadata(self.metadata, planned.manifest)
         return planned.assignments
+
+
+def _has_other_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 _hooks = Hooks(BcpSavePlanner)

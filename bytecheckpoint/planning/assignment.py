@@ -50,19 +50,19 @@ class RankAssignment(PickledSource):
     def items(self) -> list[WriteItem]:
         if isinstance(self.inventory, LocalInventory):
             return self.plan().items()
-        return _C.items_of_blob(self.inventory.blob_or_raise(), self.assignment.encoded, WritePart)
+        return _C.items_of_blob(self.inventory.message_or_raise(), self.assignment.encoded, WritePart)
 
     def plan(self) -> _C.WritePlan:
         assert isinstance(self.inventory, LocalInventory)
         return _C.WritePlan.of_assignment(self.inventory.state, self.assignment.encoded, WritePart)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        sent = None if self.part in self.inventory.known_assignments else tuple(self.assignment)
+        sent = None if self.part in self.inventory.known_hashes else tuple(self.assignment)
         return _arrived, (self.inventory.home, self.part, sent, self.cache, self.all_can_exchange)
 
 
 def _arrived(
-    home: Home, part: bytes, sent: tuple[bytes, int] | None, cache: str, all_can_exchange: bool
+    home: Home, part: bytes, sent: tuple[Any, ...] | None, cache: str, all_can_exchange: bool
 ) -> RankAssignment:
     inventory = kept_at(home)
     if not isinstance(inventory, LocalInventory):
@@ -70,7 +70,7 @@ def _arrived(
         return RankAssignment(RemoteInventory(home), part, EncodedAssignment(b"", 0), cache, all_can_exchange=False)
     known = inventory.known_assignments[part] if sent is None else EncodedAssignment(*sent)
     assignment = RankAssignment(inventory, part, known, cache, all_can_exchange=all_can_exchange)
-    assignment.num_bytes_received = len(part) + (0 if sent is None else len(assignment.assignment.encoded))
+    assignment.num_bytes_received = len(part) + (0 if sent is None else assignment.assignment.num_bytes)
     return assignment
 
 
@@ -101,7 +101,6 @@ class DeferredAssignment(PickledSource):
 def assign(
     plans: list[SavePlan],
     inventories: list[LocalInventory | RemoteInventory],
-    key: bytes,
     planned: CachedPlan,
     cache: str,
 ) -> list[SavePlan]:
@@ -109,11 +108,10 @@ def assign(
 
     If every rank already knows its assignment, all ranks get one plan that carries only the key.
     """
+    key = planned.key
     parts = [part_of(key, rank) for rank in range(len(inventories))]
     all_can_exchange = len(inventories) > 1 and all(of_rank.can_exchange for of_rank in inventories)
-    if all_can_exchange and all(
-        part in of_rank.known_assignments for of_rank, part in zip(inventories, parts, strict=True)
-    ):
+    if all_can_exchange and all(part in of_rank.known_hashes for of_rank, part in zip(inventories, parts, strict=True)):
         return assign_later(key, planned.num_items, None, inventories)
     items: list[Any] = [
         PlanItems(RankAssignment(of_rank, part, assignment, cache, all_can_exchange=all_can_exchange))

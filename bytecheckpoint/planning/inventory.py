@@ -31,11 +31,14 @@ class LocalInventory(PickledSource):
     """The inventory of this rank: everything that it holds.
 
     Attributes:
-        digest: Digest of what the rank holds and of the settings of its planner.
+        digest: Digest of what the rank holds and of the settings of its planner. It depends on no values.
+        message: What the coordinator plans with: the inventory, and beside it the checksums of copies.
         known_assignments: What the rank was assigned in earlier saves when it held the same, by the names that
             ``part_of`` gives.
+        known_hashes: For each of these, hashes of the copies that were found equal then.
+        has_checksums: Whether the message has anything that depends on values.
         peers: The ranks with which this one can exchange plans after DCP has gathered them; None if it cannot.
-        sends_blob: Whether the coordinator gets the blob; otherwise it gets only the digest.
+        sends_blob: Whether the coordinator gets the message; otherwise it gets only the digest, and the hashes.
         num_bytes_sent: Bytes sent to DCP and to other ranks, without what DCP wraps around them.
     """
 
@@ -46,13 +49,21 @@ class LocalInventory(PickledSource):
         settings: bytes,
         is_cached: bool,
         tree_threshold: int | None,
+        copies: _C.CopiesOfState | None = None,
     ) -> None:
         self.state = state
         self.mappings = mappings or {}
-        self.blob = state.blob
+        blob = state.blob
         self.num_items = state.num_items
-        self.digest = digest_of((self.blob, settings))
+        self.digest = digest_of((blob, settings, b"" if copies is None else copies.meshes))
+        self.message = blob if copies is None else copies.message(blob)
+        self.has_checksums = copies is not None and copies.has_checksums
         self.known_assignments = plan_cache().take_assignments(self.digest) if is_cached else {}
+        self.known_hashes: dict[bytes, bytes] = {}
+        for part, assignment in self.known_assignments.items():
+            hashes = b"" if copies is None else copies.hashes_of_groups(assignment.groups)
+            if hashes is not None:  # else the assignment is of a save that compared otherwise
+                self.known_hashes[part] = hashes
         self.peers: Peers | None = None
         self.sends_blob = True
         self.num_bytes_sent = 0
@@ -68,7 +79,7 @@ class LocalInventory(PickledSource):
             return
         self.peers = peers
         if self.peers is not None:
-            self.sends_blob = self.peers.size <= self._tree_threshold and not self.known_assignments
+            self.sends_blob = self.peers.size <= self._tree_threshold and not self.known_hashes
 
     def items(self) -> list[WriteItem]:
         self.sends_blob = True  # somebody looks at items, so DCP's own planner will join the items of all ranks
@@ -79,50 +90,51 @@ class LocalInventory(PickledSource):
         return self.peers is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        blob = self.blob if self.sends_blob else None
-        self.num_bytes_sent += sum(map(len, (self.digest, *self.known_assignments, blob or b"")))
-        parts = tuple(self.known_assignments)
-        return RemoteInventory, (self.home, self.digest, blob, self.num_items, parts, self.can_exchange)
+        message = self.message if self.sends_blob else None
+        known = self.known_hashes
+        self.num_bytes_sent += sum(map(len, (self.digest, *known, *known.values(), message or b"")))
+        arguments = (self.home, self.digest, message, self.num_items, known, self.can_exchange, self.has_checksums)
+        return RemoteInventory, arguments
 
 
 class RemoteInventory(PickledSource):
-    """The inventory of another rank, or only the digest of it (``blob`` is None)."""
+    """The inventory of another rank, or only the digest of it (``message`` is None)."""
 
     def __init__(
         self,
         home: Home,
         digest: bytes = b"",
-        blob: bytes | None = None,
+        message: bytes | None = None,
         num_items: int = 0,
-        known_assignments: tuple[bytes, ...] = (),
+        known_hashes: Mapping[bytes, bytes] | None = None,
         can_exchange: bool = False,
+        has_checksums: bool = False,
     ) -> None:
         self.home = home
         self.digest = digest
-        self.blob = blob
+        self.message = message
         self.num_items = num_items
-        self.known_assignments = known_assignments
+        self.known_hashes = known_hashes or {}
         self.can_exchange = can_exchange
+        self.has_checksums = has_checksums
 
     def items(self) -> list[WriteItem]:
-        return _C.items_of_blob(self.blob_or_raise(), None, WritePart)
+        return _C.items_of_blob(self.message_or_raise(), None, WritePart)
 
     @functools.cached_property
     def mappings(self) -> dict[str, Any]:
-        """Paths by FQN, read from the blob. Reading them takes as long as planning the blob."""
-        _, _, _, planned = _C.plan_ranks(
-            [self.blob_or_raise()], dedup_to_lowest_rank=True, is_nested=True, gaps="ignore"
-        )
+        """Paths by FQN, read from the message. Reading them takes as long as planning it."""
+        *_, planned = _C.plan_ranks([self.message_or_raise()], dedup_to_lowest_rank=True, is_nested=True, gaps="ignore")
         mappings: dict[str, Any] = planned.planner_data
         return mappings
 
-    def blob_or_raise(self) -> bytes:
-        if self.blob is None:
+    def message_or_raise(self) -> bytes:
+        if self.message is None:
             raise InvalidPlanError(
                 "the plan items of another rank were read, but that rank sent only the digest of its plan, because no "
                 f"hook was known to read them. {_ONE_CLASS}"
             )
-        return self.blob
+        return self.message
 
 
 class LazyPaths(Mapping[str, Any]):

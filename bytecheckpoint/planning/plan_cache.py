@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of earlier saves of this process, found again by what they were made of.
 
-A plan depends on what the ranks hold and on the planner's settings, and on nothing else: not on the path, the values or
-who asks. Its key is therefore a digest of just these. The coordinator keeps whole plans; every rank keeps what it was
-assigned. DCP makes a new planner for each save, so the cache belongs to the process.
+A plan depends on what the ranks hold, on the planner's settings, and on which copies of ranks differ, and on nothing
+else: not on the path, other values or who asks. Its key is therefore a digest of just these. The coordinator keeps
+whole plans, by a digest of all but the copies; every rank keeps what it was assigned. DCP makes a new planner for each
+save, so the cache belongs to the process.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from bytecheckpoint import _C
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
@@ -23,6 +24,9 @@ __all__ = ["CachedPlan", "EncodedAssignment", "PlanCache", "digest_of", "part_of
 # The oldest plans are dropped while all plans together have more chunks than this. A chunk takes some 150 bytes, and a
 # plan of 10,000 ranks has two million chunks.
 _MOST_CHUNKS = 4_000_000
+
+# What `hashes_of_groups` returns for each group.
+_GROUP_BYTES, _HASH_BYTES = 4, 8
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
@@ -47,10 +51,33 @@ def part_of(key: bytes, rank: int) -> bytes:
 
 
 class EncodedAssignment(NamedTuple):
-    """What one rank is to write: numbers of boxes in its own inventory. Its size grows with what the rank writes."""
+    """What one rank is to write: numbers of boxes in its own inventory. Its size grows with what the rank writes.
+
+    Attributes:
+        encoded: The assignment.
+        num_items: Number of items that the rank writes.
+        groups: Which copies of the rank equal those of other ranks, for ``hashes_of_groups``.
+        key: Key of the plan.
+    """
 
     encoded: bytes
     num_items: int
+    groups: bytes = b""
+    key: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are sent for it."""
+        return len(self.encoded) + len(self.groups) + len(self.key)
+
+
+class _Inventory(Protocol):
+    """What a rank has sent; see ``LocalInventory``."""
+
+    @property
+    def message(self) -> bytes | None: ...
+    @property
+    def known_hashes(self) -> Mapping[bytes, bytes]: ...
 
 
 @dataclass(frozen=True)
@@ -60,12 +87,16 @@ class CachedPlan:
     Attributes:
         assignments: The assignment of each rank, by rank.
         manifest: What the metadata will say.
-        blobs: Inventories of the ranks, by digest, if they went through this process.
+        blobs: Messages of the ranks that have no checksums, by digest, if they went through this process.
+        key: Key of the plan.
+        differing: Keys of which copies differ. The lowest rank writes them, and they are not compared again.
     """
 
     assignments: list[EncodedAssignment]
     manifest: _C.Checkpoint
     blobs: Mapping[bytes, bytes] = field(default_factory=dict)
+    key: bytes = b""
+    differing: frozenset[str] = frozenset()
 
     @functools.cached_property
     def num_items(self) -> int:
@@ -73,10 +104,38 @@ class CachedPlan:
         return sum(assignment.num_items for assignment in self.assignments)
 
     @classmethod
-    def of(cls, plan: tuple[list[bytes], list[int], list[int], _C.Checkpoint]) -> CachedPlan:
-        """Makes a plan of what C++ returns: assignments, item counts and byte counts by rank, and the manifest."""
-        assignments, num_items, _, manifest = plan
-        return cls(list(map(EncodedAssignment, assignments, num_items)), manifest)
+    def of(cls, base: bytes, known_differing: Iterable[str], plan: tuple[Any, ...]) -> CachedPlan:
+        """Makes a plan of what C++ returns.
+
+        Args:
+            base: Digest of what the ranks hold and of the settings.
+            known_differing: Keys of which copies have differed before.
+            plan: What ``_C.plan_ranks`` returned.
+        """
+        encoded, num_items, _, groups, differing, manifest = plan
+        names = frozenset((*known_differing, *(fqn for fqn, _, _ in differing)))
+        key = digest_of((base, *(name.encode("utf-8", "surrogatepass") for name in sorted(names)), b"", *groups))
+        assignments = [EncodedAssignment(*of_rank, key) for of_rank in zip(encoded, num_items, groups, strict=True)]
+        return cls(assignments, manifest, key=key, differing=names)
+
+    def copies_agree(self, ranks: Sequence[_Inventory]) -> bool:
+        """Returns whether all copies that were equal when the plan was made are equal now, too.
+
+        Args:
+            ranks: What each rank has sent.
+        """
+        hashes: dict[bytes, bytes] = {}
+        for rank, (of_rank, assignment) in enumerate(zip(ranks, self.assignments, strict=True)):
+            found = of_rank.known_hashes.get(part_of(self.key, rank))
+            if found is None and of_rank.message is not None:
+                found = _C.hashes_of_groups(of_rank.message, assignment.groups)
+            if found is None:
+                return False
+            for at in range(0, len(found), _GROUP_BYTES + _HASH_BYTES):
+                group, own = found[at : at + _GROUP_BYTES], found[at + _GROUP_BYTES : at + _GROUP_BYTES + _HASH_BYTES]
+                if hashes.setdefault(group, own) != own:
+                    return False
+        return True
 
 
 class _Recent(Generic[_Key, _Value]):
@@ -117,7 +176,7 @@ class PlanCache:
         self._assignments: _Recent[tuple[bytes, bytes], EncodedAssignment] = _Recent()
 
     def plan(self, key: bytes) -> CachedPlan | None:
-        """Returns the plan that is kept under ``key``, or None."""
+        """Returns the plan that is kept under ``key``, a digest of all but the copies; None if there is none."""
         with self._lock:
             return self._plans.get(key)
 
@@ -129,7 +188,7 @@ class PlanCache:
                 self._plans.drop_oldest()
 
     def blob(self, digest: bytes) -> bytes | None:
-        """Returns the inventory of a rank that sent only its ``digest``, if a plan in the cache was made of it."""
+        """Returns the message of a rank that sent only its ``digest``, if a plan in the cache was made of it."""
         with self._lock:
             for _, planned in self._plans.items():
                 if digest in planned.blobs:

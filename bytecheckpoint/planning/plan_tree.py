@@ -44,7 +44,7 @@ class PlanTree:
         """Sends this rank's inventory to the root, and returns what this rank is to write. Collective.
 
         Args:
-            inventory: What this rank holds: ``LocalState.blob``.
+            inventory: What this rank holds: ``LocalInventory.message``.
             plan: Given at the root, None elsewhere. Makes the assignments of all ranks from the merged inventories of
                 the nodes directly below the root.
 

@@ -43,12 +43,15 @@ class LocalChunks(torch.Tensor):
             are then the run of elements that this rank has.
         must_agree: Whether other ranks hold copies of these boxes that nobody keeps equal. A save compares them, and is
             refused if they differ.
+        ranks: Ranks of the default group that hold the tensor together. If ranks beside these hold copies, all boxes
+            are saved from the same ranks. None takes those of ``spread``.
 
     Attributes:
         offsets: Offsets of each box as a tuple, sorted, as plans have them.
         tensors: Tensors of the boxes, in the order of ``offsets``.
         spread: ``spread`` as it was passed.
         must_agree: ``must_agree`` as it was passed.
+        ranks: ``ranks`` as it was passed, or those of ``spread``; None if they are not known.
 
     Raises:
         ValueError: A box lies outside of the tensor, or has another dtype or number of dims.
@@ -58,6 +61,7 @@ class LocalChunks(torch.Tensor):
     tensors: tuple[torch.Tensor, ...]
     spread: Spread | None
     must_agree: bool
+    ranks: tuple[int, ...] | None
 
     @staticmethod
     def __new__(
@@ -68,6 +72,7 @@ class LocalChunks(torch.Tensor):
         dtype: torch.dtype,
         spread: Spread | None = None,
         must_agree: bool = False,
+        ranks: Sequence[int] | None = None,
     ) -> LocalChunks:
         device = tensors[0].device if tensors else torch.device("cpu")
         make_wrapper: Any = torch.Tensor._make_wrapper_subclass
@@ -77,6 +82,8 @@ class LocalChunks(torch.Tensor):
         self.tensors = tuple(tensor for _, tensor in boxes)
         self.spread = spread
         self.must_agree = must_agree
+        of_spread = None if spread is None else spread.ranks
+        self.ranks = of_spread if ranks is None else tuple(ranks)
         for at, tensor in zip(self.offsets, self.tensors, strict=True):
             ends = [begin + size for begin, size in zip(at, tensor.shape, strict=False)]
             is_inside = all(begin >= 0 and end <= size for begin, end, size in zip(at, ends, shape, strict=False))
@@ -89,7 +96,7 @@ class LocalChunks(torch.Tensor):
 
     def of_same_boxes(self, tensors: Sequence[torch.Tensor]) -> LocalChunks:
         """Returns a ``LocalChunks`` of the same boxes with other tensors, in the order of ``offsets``."""
-        return LocalChunks(self.shape, self.offsets, tensors, self.dtype, self.spread, self.must_agree)
+        return LocalChunks(self.shape, self.offsets, tensors, self.dtype, self.spread, self.must_agree, self.ranks)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         boxes = ", ".join(
@@ -130,7 +137,8 @@ class LocalChunks(torch.Tensor):
         return self.of_same_boxes([tensor.detach().clone() for tensor in self.tensors])
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return LocalChunks, (tuple(self.shape), self.offsets, self.tensors, self.dtype, self.spread, self.must_agree)
+        how = self.spread, self.must_agree, self.ranks
+        return LocalChunks, (tuple(self.shape), self.offsets, self.tensors, self.dtype, *how)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # as torch documents it
@@ -146,7 +154,9 @@ class LocalChunks(torch.Tensor):
             if func is aten._to_copy.default:
                 copies = [func(tensor, **kwargs) for tensor in value.tensors]
                 dtype = kwargs.get("dtype") or value.dtype
-                return LocalChunks(value.shape, value.offsets, copies, dtype, value.spread, value.must_agree)
+                return LocalChunks(
+                    value.shape, value.offsets, copies, dtype, value.spread, value.must_agree, value.ranks
+                )
         return _refuse(func)
 
 

@@ -294,7 +294,8 @@ def _sharded_parts(
                     "shard whole"
                 )
             shape[at] = whole
-        chunks[path] = LocalChunks(shape, [begin], [part], part.dtype, must_agree=is_copy)
+        ranks = sharded.device_mesh.mesh.flatten().tolist()
+        chunks[path] = LocalChunks(shape, [begin], [part], part.dtype, must_agree=is_copy, ranks=ranks)
     return chunks
 
 

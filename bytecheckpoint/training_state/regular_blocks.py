@@ -214,7 +214,7 @@ def _block_of(chunks: LocalChunks, cuts: list[int], received: list[tuple[int, to
     spread = _spread(chunks)
     number = spread.ranks.index(own) if own in spread.ranks else None
     if number is None or cuts[number] == cuts[number + 1]:
-        return LocalChunks(chunks.shape, [], [], chunks.dtype)
+        return LocalChunks(chunks.shape, [], [], chunks.dtype, ranks=spread.ranks)
     begin, end = cuts[number], cuts[number + 1]
     held = max(begin, spread.cuts[number]), min(end, spread.cuts[number + 1])
     kept = _run(chunks, *held, own) if held[0] < held[1] else []
@@ -226,4 +226,5 @@ def _block_of(chunks: LocalChunks, cuts: list[int], received: list[tuple[int, to
         block = merge([*before, *kept, *behind]).view(chunks.dtype)
     row = chunks.shape[1:].numel()
     offsets = (begin // row, *[0] * (len(chunks.shape) - 1))
-    return LocalChunks(chunks.shape, [offsets], [block.view((end - begin) // row, *chunks.shape[1:])], chunks.dtype)
+    own_rows = block.view((end - begin) // row, *chunks.shape[1:])
+    return LocalChunks(chunks.shape, [offsets], [own_rows], chunks.dtype, ranks=spread.ranks)

@@ -156,7 +156,10 @@ base::Status LocalState::take_inventory(const std::vector<Declared>& declared, b
     const Declared& of = declared[number];
     if (!of.is_here) continue;
     const StateValue& state_value = state_[number];
-    const bool can_split_it = can_split && state_value.kind != StateValue::Kind::kOther;
+    // Nothing keeps the copies of a plain tensor equal. Parts of different copies would make a tensor that no rank had.
+    const bool is_kept_equal =
+        state_value.kind == StateValue::Kind::kDTensor || state_value.kind == StateValue::Kind::kChunks;
+    const bool can_split_it = can_split && is_kept_equal;
     if (state_value.kind == StateValue::Kind::kChunks) {
       const std::vector<size_t> stored = stored_boxes(state_value);
       if (stored.empty()) continue;

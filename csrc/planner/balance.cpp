@@ -44,7 +44,7 @@ void Balance::give_or_collect(uint32_t entry_number) {
   const int64_t element = element_bytes(entry);
   for (uint32_t b = 0; b < entry.num_boxes; ++b) {
     const uint32_t number = entry.boxes_begin + b;
-    const RankSets::Id holders = inventory_.holders[number];
+    const RankSets::Id holders = inventory_.writers.empty() ? inventory_.holders[number] : inventory_.writers[number];
     const int64_t bytes = times_box(element, box(entry, b), entry.num_dims);
     if (RankSets::is_single(holders) || bytes == 0 || options_.dedup_to_lowest_rank) {
       give(number, inventory_.rank_sets.lowest(holders), bytes);

@@ -75,6 +75,9 @@ struct Inventory {
   std::vector<int64_t> dims;
   std::vector<uint32_t> box_words;    // see box_words.h
   std::vector<RankSets::Id> holders;  // of each box: the ranks that hold it
+  /// Of each box: which of its holders may write it; empty if any of them may. It is not encoded: `compare_copies`
+  /// fills it where all are merged.
+  std::vector<RankSets::Id> writers;
   RankSets rank_sets;
   RankSets::Id ranks = 0;  // the ranks whose inventory this is
 

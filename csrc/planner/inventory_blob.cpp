@@ -4,14 +4,14 @@
 #include <algorithm>
 
 #include "csrc/planner/box_order.h"
+#include "csrc/planner/rank_set_codec.h"
 
 namespace bytecheckpoint::planner {
 namespace {
 
 // blob    = version, sets, entries
-// sets    = count, then for each set: number of runs, then for each run: first (counted from behind the run before),
-//           count, and step if count > 1. Set 0 is the ranks whose inventory this is; the others follow in the order of
-//           their first use.
+// sets    = count, then the sets (rank_set_codec.h). Set 0 is the ranks whose inventory this is; the others follow in
+//           the order of their first use.
 // entries = count, then for each entry: flags, [first rank, ordinal], name, path, [dtype, dims, sizes], holders
 //           name, path: number of bytes shared with the entry before (at most kMaxShared), then number of further
 //           bytes, then those bytes
@@ -29,22 +29,7 @@ constexpr uint8_t kFollows = 1 << 7;  // this entry follows the one before in th
 /// Limits how much a hostile blob can gain by sharing: a few bytes must not stand for many long names.
 constexpr size_t kMaxShared = 255;
 
-constexpr size_t kLeastSetBytes = 3;
-constexpr size_t kLeastRunBytes = 2;
 constexpr size_t kLeastEntryBytes = 6;
-
-void write_set(const RankSets& sets, RankSets::Id id, base::VarintWriter* out) {
-  RankRun one;
-  const RankRuns runs = sets.runs(id, &one);
-  out->number(runs.size);
-  uint32_t behind = 0;
-  for (const RankRun& run : runs) {
-    out->number(run.first - behind);
-    out->number(run.count);
-    if (run.count > 1) out->number(run.step);
-    behind = run.last() + 1;
-  }
-}
 
 void write_shared(std::string_view before, std::string_view name, base::VarintWriter* out) {
   const size_t limit = std::min({before.size(), name.size(), kMaxShared});
@@ -54,33 +39,6 @@ void write_shared(std::string_view before, std::string_view name, base::VarintWr
   out->number(name.size() - shared);
   out->raw(name.substr(shared));
 }
-
-/// Numbers sets in the order in which boxes use them first.
-class SetNumbers {
- public:
-  explicit SetNumbers(RankSets::Id first) { (void)number(first); }
-
-  uint32_t number(RankSets::Id id) {
-    if (id == last_id_ && !ids_.empty()) return last_number_;
-    const uint64_t hash = base::spread_hash(id);
-    uint32_t found = table_.find(hash, [&](uint32_t index) { return ids_[index] == id; });
-    if (found == base::IndexTable::kNone) {
-      found = static_cast<uint32_t>(ids_.size());
-      ids_.push_back(id);
-      table_.insert(hash, found);
-    }
-    last_id_ = id;
-    last_number_ = found;
-    return found;
-  }
-  const std::vector<RankSets::Id>& ids() const { return ids_; }
-
- private:
-  std::vector<RankSets::Id> ids_;
-  base::IndexTable table_;
-  RankSets::Id last_id_ = 0;
-  uint32_t last_number_ = 0;
-};
 
 void write_entry(const Inventory& inventory, size_t number, SetNumbers* sets, base::VarintWriter* out) {
   const Entry& entry = inventory.entries[number];
@@ -119,7 +77,8 @@ void write_entry(const Inventory& inventory, size_t number, SetNumbers* sets, ba
 std::string encode_inventory(const Inventory& inventory) {
   // Sets are numbered first, so that they can be written first. Moving the entries behind them would take as much
   // memory again.
-  SetNumbers sets(inventory.ranks);
+  SetNumbers sets;
+  (void)sets.number(inventory.ranks);
   for (const RankSets::Id holders : inventory.holders) (void)sets.number(holders);
   base::VarintWriter out;
   out.u8(kInventoryVersion);
@@ -147,10 +106,9 @@ bool InventoryReader::read_sets(std::optional<uint32_t> as_rank) {
   if (num_sets == 0) return damaged();
   sets_.clear();
   sets_.reserve(num_sets);
-  std::vector<RankRun> runs;
   for (size_t i = 0; i < num_sets; ++i) {
     RankSets::Id id = 0;
-    if (!read_set(&runs) || !rank_sets_->intern_runs(runs, &id)) return damaged();
+    if (!read_set(&reader_, rank_sets_, &id)) return damaged();
     sets_.push_back(id);
     if (rank_sets_->lowest(id) < rank_sets_->lowest(sets_[0])) return damaged();
     if (rank_sets_->highest(id) > rank_sets_->highest(sets_[0])) return damaged();
@@ -162,21 +120,6 @@ bool InventoryReader::read_sets(std::optional<uint32_t> as_rank) {
   lowest_rank_ = rank_sets_->lowest(sets_[0]);
   highest_rank_ = rank_sets_->highest(sets_[0]);
   return true;
-}
-
-bool InventoryReader::read_set(std::vector<RankRun>* runs) {
-  runs->assign(reader_.count(kLeastRunBytes), RankRun{});
-  uint64_t behind = 0;
-  for (RankRun& run : *runs) {
-    const uint64_t first = behind + reader_.u32();
-    run.count = reader_.u32();
-    run.step = run.count > 1 ? reader_.u32() : 0;
-    const uint64_t last = first + uint64_t{run.step} * (uint64_t{run.count} - 1);
-    if (!reader_.ok() || run.count == 0 || first >= kMaxRanks || last >= kMaxRanks) return false;
-    run.first = static_cast<uint32_t>(first);
-    behind = last + 1;
-  }
-  return reader_.ok();
 }
 
 bool InventoryReader::next() {

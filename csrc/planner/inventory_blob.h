@@ -89,7 +89,6 @@ class InventoryReader {
   };
 
   bool read_sets(std::optional<uint32_t> as_rank);
-  bool read_set(std::vector<RankRun>* runs);
   bool repeat_head();
   bool read_head();
   bool read_place(uint8_t flags, const Entry* before, Entry* entry);

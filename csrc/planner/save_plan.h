@@ -60,8 +60,8 @@ struct PlannedChunk {
   tensor::Box box;
 };
 
-/// Decides who writes each box: one of the ranks that hold it, or several of them a part each. Keeps the largest rank's
-/// bytes small.
+/// Decides who writes each box: one of the ranks that may (`Inventory::writers`), or several of them a part each. Keeps
+/// the largest rank's bytes small.
 ///
 /// Boxes that only one rank holds are given to it first. The others are handled by their sets of holders, sets of
 /// fewest ranks first, because these have the least choice. Within a set, boxes with the largest indivisible piece come

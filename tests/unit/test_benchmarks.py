@@ -169,6 +169,16 @@ def test_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_copies(tmp_path: Path) -> None:
+    file = tmp_path / "copies.json"
+    tiny = ("--gigabytes", "0.001", "--tensors", "3")
+    run("copies.py", *tiny, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
+    seconds = json.loads(file.read_text())["seconds"]
+    assert [len(figures) for figures in seconds.values()] == [1, 1]
+    assert [file.name for file in tmp_path.iterdir()] == ["copies.json"]
+
+
+@pytest.mark.long
 def test_fsdp1(tmp_path: Path) -> None:
     file = tmp_path / "fsdp1.json"
     tiny = ("embedding", "--ranks", "2", "--gigabytes", "0.001", "--only", "decompose; merge")

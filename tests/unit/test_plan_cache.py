@@ -12,6 +12,7 @@ from bytecheckpoint import _C, BcpSavePlanner
 from bytecheckpoint.planning.inventory import LocalInventory
 from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, PlanCache, digest_of
 from bytecheckpoint.planning.plan_items import source_of
+from bytecheckpoint.tensors.chunks import LocalChunks
 
 
 def planned(num_items: int = 1, blobs: dict[bytes, bytes] | None = None) -> CachedPlan:
@@ -115,8 +116,9 @@ def test_who_can_split_boxes_tells_plans_apart_and_not_the_class() -> None:
         pass
 
     digests = []
+    shards = LocalChunks((4, 6), [(0, 0)], [torch.zeros(4, 6)], torch.float32)
     for planner in (BcpSavePlanner(), Same(), ResolvesItself()):
-        planner.set_up_planner(base())
+        planner.set_up_planner({"w": shards})
         digests.append(source_of(planner.create_local_plan().items).digest)
     assert digests[0] == digests[1] != digests[2]
 

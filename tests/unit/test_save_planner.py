@@ -26,6 +26,7 @@ from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
 from bytecheckpoint.dcp.save_planner import WritePart
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.planning.plan_items import source_of
+from bytecheckpoint.tensors.chunks import LocalChunks
 
 WRITERS = [BcpWriter, dcp.FileSystemWriter]
 
@@ -115,8 +116,16 @@ def plans_of(num_ranks: int, value: dict[str, Any]) -> list[BcpSavePlanner]:
     return planners
 
 
-def test_what_several_ranks_hold_is_split_between_them() -> None:
-    value = {"w": torch.arange(400_000.0).reshape(400, 1000), "b": torch.ones(3), "n": 7}
+def test_a_plain_tensor_that_several_ranks_hold_is_written_whole_by_one_of_them() -> None:
+    planners = plans_of(2, {f"t{i}": torch.zeros(1000, 1000) for i in range(4)})
+    told, metadata = planners[0].create_global_plan([planner.create_local_plan() for planner in planners])
+    assert [len(tensor.chunks) for tensor in metadata.state_dict_metadata.values()] == [1] * 4  # type: ignore[union-attr]
+    assert [len(plan.items) for plan in told] == [2, 2]
+
+
+def test_shards_that_several_ranks_hold_are_split_between_them() -> None:
+    whole = torch.arange(400_000.0).reshape(400, 1000)
+    value = {"w": LocalChunks((400, 1000), [(0, 0)], [whole], torch.float32), "b": torch.ones(3), "n": 7}
     planners = plans_of(4, value)
     plans = [pickle.loads(pickle.dumps(planner.create_local_plan())) for planner in planners]
     told, metadata = planners[0].create_global_plan(plans)
@@ -136,7 +145,7 @@ def test_what_several_ranks_hold_is_split_between_them() -> None:
         # tensor_storage_size() would return the size of the whole tensor.
         chunks_of_rank = [item.tensor_data.chunk for item in items if item.tensor_data is not None]
         num_bytes.append(sum(chunk.sizes.numel() for chunk in chunks_of_rank) * 4)
-    assert torch.equal(torch.cat(rows), value["w"])
+    assert torch.equal(torch.cat(rows), whole)
     assert max(num_bytes) / (sum(num_bytes) / 4) < 1.02
 
 
