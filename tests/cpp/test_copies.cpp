@@ -20,7 +20,8 @@ std::vector<std::vector<HeldCopy>> random_copies(test::Random* random, uint32_t 
     for (uint64_t key = 0; key < 12; ++key) {
       if (test::draw(random, 0, 3) == 0) continue;
       copies.push_back({key << 60 | key, static_cast<uint32_t>(test::draw(random, 0, 2)),
-                        static_cast<uint32_t>(test::draw(random, 0, 2)), static_cast<uint32_t>(test::draw(random, 0, 1))});
+                        static_cast<uint32_t>(test::draw(random, 0, 2)),
+                        static_cast<uint32_t>(test::draw(random, 0, 1))});
     }
     sort_copies(&copies);
   }
