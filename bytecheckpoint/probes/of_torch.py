@@ -145,9 +145,9 @@ UNAWARE_RANKS = Feature(
     "",
     (
         Probe(
-            f"{_SAVER}:save.__wrapped__.__code__.co_name",
+            f"{_SAVER}:save.__wrapped__",
             "The arguments of this wrapper tell whether the caller of dcp.save passed no_dist.",
-            text="inner_func",
+            takes=("no_dist",),
             fallback="such ranks save as if each were alone, with a warning of DCP",
         ),
     ),

@@ -129,21 +129,18 @@ def make_in_two_threads(path: Path) -> None:
         new_group([0, rank])
     else:
         theirs, new_group_of_torch = c10d._process_group_name, dist.new_group
+        both_are_in = threading.Barrier(2)
 
         def entered(ranks: list[int], **options: Any) -> Any:
-            is_in[ranks[1] - 1].set()
+            both_are_in.wait(LIMIT_S)
             return new_group_of_torch(ranks, **options)
 
         dist.new_group = entered
-        is_in = [threading.Event(), threading.Event()]
         with ThreadPoolExecutor(2) as threads:
-            made = []
-            for peer in (1, 2):  # both calls are running
-                made.append(threads.submit(new_group, [0, peer]))
-                assert is_in[peer - 1].wait(LIMIT_S)
-            for peer in (1, 2):  # the first one ends first
+            made = [threads.submit(new_group, [0, peer]) for peer in (1, 2)]
+            for peer in (1, 2):
                 (path / f"go{peer}").touch()
-                assert made[peer - 1].result(LIMIT_S).size() == 2
+            assert [group.result(LIMIT_S).size() for group in made] == [2, 2]
         dist.new_group = new_group_of_torch
         assert c10d._process_group_name is theirs
         assert len({group.result().group_name for group in made}) == 2
