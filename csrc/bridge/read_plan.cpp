@@ -83,8 +83,8 @@ bool is_extra_state(const std::string& fqn) {
   return fqn.size() >= kEnd.size() && fqn.compare(fqn.size() - kEnd.size(), kEnd.size(), kEnd) == 0;
 }
 
-/// Returns why what is stored cannot be loaded into `state_value`; nothing if it can. For an object that is to be loaded
-/// into a tensor without dims, its value will say.
+/// Returns why what is stored cannot be loaded into `state_value`; nothing if it can. For an object that is to be
+/// loaded into a tensor without dims, its value will say.
 std::optional<std::string> mismatch(const format::Item& item, const StateValue& state_value) {
   const std::optional<tensor::Dims> shape = shape_of(state_value);
   if (!item.is_tensor) {

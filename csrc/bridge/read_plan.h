@@ -56,7 +56,8 @@ class ReadPlan {
   /// Raises one error with all that does not fit: KeyMismatchError if keys are missing, which also names those that the
   /// state does not ask for, else ShapeMismatchError. Shapes and dtypes are in either: tensors of another shape, those
   /// that would be loaded into something else, objects that would be loaded into a tensor with dims, complex numbers
-  /// that would be loaded into real ones, casts that are refused. Raises InvalidPlanError for a box that the stored chunks do not cover.
+  /// that would be loaded into real ones, casts that are refused. Raises InvalidPlanError for a box that the stored
+  /// chunks do not cover.
   ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, const Strictness& strictness);
 
   /// Whether the plan was made for this checkpoint.
