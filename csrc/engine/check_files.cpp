@@ -69,6 +69,7 @@ std::vector<int64_t> foreign_lengths(const format::Manifest& manifest) {
   std::vector<int64_t> lengths(manifest.files.size(), 0);
   for (const format::Item& item : manifest.items) {
     for (const format::Chunk& chunk : item.chunks) {
+      if (chunk.record.kind == format::RecordKind::kAbsent) continue;  // in no file, and there may be none
       int64_t& length = lengths[chunk.record.file];
       // A record that ends beyond the largest number cannot be in a file: then no length is enough.
       const bool ends = chunk.record.offset <= INT64_MAX - chunk.record.bytes;
@@ -79,6 +80,14 @@ std::vector<int64_t> foreign_lengths(const format::Manifest& manifest) {
 }
 
 Status check_foreign_files(const std::string& directory, const format::Manifest& manifest) {
+  for (const format::Item& item : manifest.items) {
+    for (const format::Chunk& chunk : item.chunks) {
+      if (chunk.record.kind != format::RecordKind::kAbsent) continue;
+      return Status::make(
+          Code::kCorrupt,
+          text("check(", directory, "): '", item.fqn, "': the metadata do not say where a chunk is stored"), directory);
+    }
+  }
   const std::vector<int64_t> lengths = foreign_lengths(manifest);
   return check_all(lengths.size(),
                    [&](size_t i) { return check_length(directory, manifest.files[i].name, lengths[i]); });

@@ -67,13 +67,15 @@ base::Result<CommitMark> CommitMark::open(const std::string& directory, Scope sc
   if (size.is_ok() && size.value() > kMaxWholeMetadataBytes) {
     base::Result<ManifestReader> reader = ManifestReader::open(directory, scope);
     if (reader.is_ok()) {
+      // What is remembered of a save says nothing about bytes that have changed since.
+      BCP_RETURN_IF_ERROR(reader.value().check_blocks());
       BCP_ASSIGN_OR_RETURN(format::Manifest head, reader.value().read_head());
       return CommitMark(std::move(head), std::move(reader.value()));
     }
     // The metadata of other writers can only be read whole.
     if (reader.status().code() != Code::kUnsupported) return reader.status();
   }
-  BCP_ASSIGN_OR_RETURN(format::Manifest manifest, open_checkpoint(directory, {scope}));
+  BCP_ASSIGN_OR_RETURN(format::Manifest manifest, open_checkpoint(directory, {scope, /*check_pickle=*/true}));
   return CommitMark(std::move(manifest), std::nullopt);
 }
 

@@ -13,8 +13,9 @@
 
 namespace bytecheckpoint::engine {
 
-/// A commit mark to look at. It is read whole. Only of a large one of ours (more than 32 MiB), the head is read first,
-/// and the boxes of an item when it is visited: a prune looks at many checkpoints after each save.
+/// A commit mark to look at. It opens if, and only if, the first look of a load accepts it: the pickle of ours is
+/// checked, too. It is read whole. Only of a large one of ours (more than 32 MiB, of which loads do not read the pickle
+/// either), the blocks of the manifest are checked, and the boxes of an item are read when it is visited.
 class CommitMark {
  public:
   /// \returns the errors of `open_checkpoint`.

@@ -89,6 +89,11 @@ base::Result<format::Item> ManifestReader::read_part(const format::FoundItem& fo
   return item;
 }
 
+Status ManifestReader::check_blocks() {
+  const Status checked = view_.check_blocks();
+  return checked.is_ok() ? checked : naming(checked, path_);
+}
+
 base::Result<format::Item> ManifestReader::read_boxes(uint64_t number) {
   return naming(view_.read_boxes(number), path_);
 }

@@ -34,6 +34,7 @@ class ManifestReader {
   base::Result<format::Item> read_part(const format::FoundItem& found, const std::vector<tensor::Box>& boxes);
 
   // See the functions of the same names of `format::ManifestView`.
+  base::Status check_blocks();
   base::Result<format::Item> read_boxes(uint64_t number);
   base::Result<std::optional<format::FoundItem>> find_item(std::string_view fqn);
   base::Result<std::vector<std::string>> read_names();

@@ -32,6 +32,8 @@ class ManifestBlocks {
   /// Copies the bytes [offset, offset + size) of the manifest. \returns kCorrupt if they do not all lie in it, or if a
   /// block fails its CRC.
   base::Status copy(uint64_t offset, uint64_t size, void* into);
+  /// Reads and checks all blocks, and keeps none of them. \returns kCorrupt if one fails its CRC.
+  base::Status check_all();
 
   /// Returns how many blocks were read so far; a block that was read twice counts twice.
   int64_t num_blocks_read() const { return num_blocks_read_; }
