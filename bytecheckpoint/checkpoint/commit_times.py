@@ -82,7 +82,7 @@ def _time_in_store(url: str) -> int | None:
             found = client.head(mark)
             if found is not None and not is_tombstone(found):
                 return _nanoseconds(found["last_modified"])
-    return None
+        return max((time for name, time in _times_in(url).items() if is_mark(name)), default=None)
 
 
 def _last_named_file(path: str) -> int:

@@ -225,6 +225,7 @@ def test_steps_with_gaps_are_not_counted_kept_or_found(tmp_path: Path) -> None:
     runs.complete(1, 2, 3)
     for step in (0, 4):
         save_incomplete(runs.path(step))
+    runs.age(0, 86_400.0)  # by the time of its commit it is the oldest
     assert [folder.state for folder in scan_steps(runs.root)] == ["incomplete", *["complete"] * 3, "incomplete"]
     listed = run("steps", str(runs.root))
     assert listed.exit_code == 1
