@@ -61,7 +61,7 @@ def _declared(source: Source, opened: Opened) -> Iterator[str]:
     with suppress(CheckpointError):  # it is another one's, and not plain data
         values = read_objects(stored, source, Opened(opened.stored, opened.stored, {}))
     for key, value in values.items():
-        _, group, below = (key.split(".", 2) + ["", ""])[:3]  # of a file of torch.save each shape has a key of its own
+        _, group, below = [*key.split(".", 2), "", ""][:3]  # of a file of torch.save each shape has a key of its own
         shapes = {below if group.isdecimal() else f"{group}.{below}".rstrip("."): value}
         for each in value if type(value) is list else [value if isinstance(value, Mapping) else shapes]:
             for name, shape in each.items() if isinstance(each, Mapping) else ():

@@ -250,7 +250,7 @@ class BcpSavePlanner(DefaultSavePlanner):
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         """Returns the value of a key; of a tensor that is marked as boxes of a larger one, the box at ``index``."""
-        value = self.state_dict.get(index.fqn)
+        value: Any = self.state_dict.get(index.fqn)
         if index.offset is not None and _C.is_marked_as_parts(value):
             # An empty box, which is not stored, may begin where another one does.
             for number, (begin, sizes) in enumerate(zip(value.global_offsets, value.local_sizes, strict=True)):

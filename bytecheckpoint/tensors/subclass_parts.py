@@ -244,7 +244,7 @@ def plain_tensors_in(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if kind in _PLAIN:
         yield tensor
     elif kind is DTensor:
-        yield from plain_tensors_in(tensor.to_local())
+        yield from plain_tensors_in(_local(tensor))
     elif hasattr(kind, "__tensor_flatten__"):
         within: Any = tensor
         for name in within.__tensor_flatten__()[0]:
