@@ -113,18 +113,9 @@ class StagedTree:
     def give_up(self) -> None: ...
     def checksum(self, num_threads: int) -> None: ...
 
-# What one rank holds of a state dict: its values and its inventory. See csrc/bindings/local_state.h.
+# Which parts of a state other ranks may hold copies of. See csrc/bridge/copies_of_state.h.
 class CopiesOfState:
-    def __init__(
-        self,
-        state: LocalState,
-        *,
-        compares: bool,
-        seed: int,
-        mesh_of: Callable[[Any], int],
-        shards_of: Callable[[Any], list[Any]],
-        checksum_of: Callable[[Any], int | None],
-    ) -> None: ...
+    def __init__(self, state: LocalState, *, compares: bool, seed: int, **questions: Callable[[Any], Any]) -> None: ...
     def message(self, inventory: bytes) -> bytes: ...
     def hashes_of_groups(self, groups: bytes) -> bytes | None: ...
     @property
@@ -132,6 +123,7 @@ class CopiesOfState:
     @property
     def has_checksums(self) -> bool: ...
 
+# What one rank holds of a state dict: its values and its inventory. See csrc/bindings/local_state.h.
 class LocalState:
     def __init__(
         self,

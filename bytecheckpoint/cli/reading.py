@@ -16,7 +16,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.cli.contents import Chunk, Contents, Item, Part, open_contents
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp.rank_load import load_plain_data, plain_object
+from bytecheckpoint.dcp.plain_data import load_plain_data, plain_object
 from bytecheckpoint.errors import ShapeMismatchError
 from bytecheckpoint.load_spec.spec import LoadSpec
 

@@ -15,7 +15,7 @@ from bytecheckpoint.convert.contents import Contents, OutputTensor
 from bytecheckpoint.convert.file_piece import write_file
 from bytecheckpoint.convert.nesting import nested, paths_of, refuse_clashes, refuse_gaps
 from bytecheckpoint.convert.source import Opened, Source
-from bytecheckpoint.dcp.rank_load import plain_object
+from bytecheckpoint.dcp.plain_data import plain_object
 from bytecheckpoint.errors import UnsupportedError
 
 __all__ = ["TorchPiece", "TorchTarget", "export_state", "read_objects", "stand_ins"]

@@ -8,7 +8,6 @@ import io
 import itertools
 import math
 import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -17,16 +16,15 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
-from bytecheckpoint import _C, _core
+from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner, as_plain, fills_state
+from bytecheckpoint.dcp.plain_data import load_plain_data, plain_object, plain_record
 from bytecheckpoint.errors import (
     CheckpointError,
-    CorruptCheckpointError,
     InvalidPlanError,
     ShapeMismatchError,
-    UnsafeObjectError,
 )
 from bytecheckpoint.listing import listed
 from bytecheckpoint.planning.plan_items import source_of
@@ -39,7 +37,7 @@ from bytecheckpoint.tensors.casts import Cast, keeps_values
 from bytecheckpoint.tensors.dtensor_pieces import refuse_pieces
 from bytecheckpoint.tensors.subclass_parts import plain_tensors_in
 
-__all__ = ["Load", "check_requested", "load_plain_data", "plain_object", "plan_to_read"]
+__all__ = ["Load", "check_requested", "plan_to_read"]
 
 # DCP's own method, as it was when this module was imported.
 _CREATE_LOCAL_PLAN = DefaultLoadPlanner.create_local_plan
@@ -47,16 +45,9 @@ _CREATE_LOCAL_PLAN = DefaultLoadPlanner.create_local_plan
 # Tensors that cannot be filled in place are read through host copies, about this many bytes at a time.
 _COPY_BYTES = 128 << 20
 
-# Files that torch.save wrote before it wrote archives have five pickles, then the elements.
-_PICKLES_OF_OLD_FILES = 5
-# An archive may say that it holds at most this many times its own bytes. torch.save compresses nothing.
-_MOST_INFLATED = 16
-
 # A warning names no more keys than this.
 _MOST_WARNED = 5
 
-# This pickle protocol keeps the `fold` of a time, and whether an array is writable. Earlier ones lose them.
-_KEEPS_ALL = 5
 
 _Memory = TypeVar("_Memory", bytearray, torch.Tensor | bytearray)
 
@@ -328,7 +319,7 @@ class Load:
             item = self._plan.object_item(position)
             record: bytes | bytearray = buffer
             if not self._config.allow_pickle:
-                record = _plain_record(item.storage_index.fqn, buffer, self._config)
+                record = plain_record(item.storage_index.fqn, buffer, self._config)
             self._planner.load_bytes(item, io.BytesIO(record))
 
     def _add_object(self, position: int) -> bytearray:
@@ -362,107 +353,3 @@ class Load:
         done = self._job.run() if self._exchange is None else self._exchange.run(self._job)
         for name, value in done.items():
             self.done[name] = self.done.get(name, 0) + value
-
-
-def plain_object(fqn: str, buffer: bytearray, config: Config) -> Any:
-    """Returns the object of a record. C++ reads it if it has only builtin and standard types, else torch does."""
-    value = _read_by_cpp(fqn, buffer, _core.load_builtin) or _read_by_cpp(fqn, buffer, _core.load_standard)
-    return load_plain_data(fqn, buffer, config, map_location=None) if value is None else value[0]
-
-
-def _plain_record(fqn: str, buffer: bytearray, config: Config) -> bytes | bytearray:
-    """Returns the bytes of an object that run no code of the checkpoint, whoever unpickles them.
-
-    If C++ can read the value, it is written anew. Bytes can be made such that two readers read them in two ways, so
-    what C++ found harmless in them may still harm when torch reads them. If C++ cannot read it, torch loads it under
-    its ``weights_only`` rules as a check, and the bytes are returned as they are.
-    """
-    value = _read_by_cpp(fqn, buffer, _core.load_builtin)
-    record = None if value is None else _core.dump_builtin(value[0])
-    if record is not None:
-        return record
-    value = value or _read_by_cpp(fqn, buffer, _core.load_standard)
-    if value is not None:
-        again = io.BytesIO()
-        torch.save(value[0], again, pickle_protocol=_KEEPS_ALL)
-        return again.getvalue()
-    load_plain_data(fqn, buffer, config)
-    return buffer
-
-
-def _read_by_cpp(fqn: str, buffer: bytearray, read: Callable[[bytearray], tuple[Any] | None]) -> tuple[Any] | None:
-    """Returns the value of a record in a tuple, or None if ``read`` does not know the format or a type."""
-    try:
-        return read(buffer)
-    except CorruptCheckpointError as error:
-        raise CorruptCheckpointError(f"'{fqn}': {error}") from None
-
-
-def load_plain_data(fqn: str, buffer: bytearray, config: Config, map_location: str | None = "cpu") -> Any:
-    """Loads what torch.save wrote, under torch's ``weights_only`` rules unless ``config.allow_pickle``.
-
-    Raises:
-        UnsafeObjectError: The rules refuse it. The message names the key and the types.
-        CorruptCheckpointError: Reading it would take far more memory than it has bytes.
-    """
-    load: Callable[..., Any] = torch.load
-    file = io.BytesIO(buffer)
-    if not config.allow_pickle:
-        _check_memo(fqn, buffer, file)
-    try:
-        return load(file, map_location=map_location, weights_only=not config.allow_pickle)
-    except Exception as error:
-        if config.allow_pickle:
-            raise
-        raise UnsafeObjectError(
-            f"'{fqn}' is not plain data under torch's weights_only rules ({_offenders(buffer, error)}); if you trust "
-            "this checkpoint, add its types with torch.serialization.add_safe_globals, or pass "
-            "BcpReader(..., config=Config(allow_pickle=True)), which may run code of the checkpoint"
-        ) from None
-
-
-def _check_memo(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
-    """Refuses pickles whose memo would be far larger than the pickle.
-
-    The memo of torch's ``weights_only`` unpickler only grows by its entries. But another planner gives the checked
-    bytes to Python's unpickler, whose memo is an array: five bytes of pickle make it 64 GiB.
-
-    Raises:
-        CorruptCheckpointError: It is such a pickle.
-    """
-    _refuse_inflation(fqn, buffer, file)
-    try:
-        pickled = _compat.archived_pickle(file)
-    except RuntimeError:
-        return  # torch cannot read the archive; its own error will say why
-    finally:
-        file.seek(0)
-    try:
-        if pickled is None:
-            _core.check_memo(buffer, _PICKLES_OF_OLD_FILES)
-        else:
-            _core.check_memo(pickled, 1)
-    except CorruptCheckpointError as error:
-        raise CorruptCheckpointError(f"'{fqn}': {error}") from None
-
-
-def _refuse_inflation(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
-    """Refuses archives whose entries claim to inflate to far more bytes than plausible: torch would inflate them."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            num_bytes = sum(entry.file_size for entry in archive.infolist())
-    except (zipfile.BadZipFile, NotImplementedError, ValueError):
-        return  # not an archive, or none that Python can read
-    finally:
-        file.seek(0)
-    if num_bytes > _MOST_INFLATED * len(buffer):
-        raise CorruptCheckpointError(f"'{fqn}': an archive of {len(buffer):,} bytes claims to hold {num_bytes:,} bytes")
-
-
-def _offenders(buffer: bytearray, error: Exception) -> str:
-    """Returns the classes and functions that ``weights_only`` refuses in ``buffer``, or torch's message if unknown."""
-    try:
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(buffer))
-    except Exception:
-        names = []
-    return ", ".join(sorted(names)) or str(error).strip().partition("\n")[0] or repr(error)

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
 from bytecheckpoint._core import is_standard, load_standard
-from bytecheckpoint.dcp.rank_load import _plain_record
+from bytecheckpoint.dcp.plain_data import plain_record
 
 PROTOCOLS = (2, 3, 4, 5)
 
@@ -197,7 +197,7 @@ def test_as_pythons_own_unpickler(value: Any, protocol: int) -> None:
 def test_what_is_written_anew_is_the_same(value: Any, protocol: int) -> None:
     """Records are written anew for planners that unpickle themselves."""
     value = [{1}, value]  # no builtin value
-    record = _plain_record("value", bytearray(saved(value, protocol)), Config())
+    record = plain_record("value", bytearray(saved(value, protocol)), Config())
     again = torch.load(io.BytesIO(record), weights_only=False)
     # Pickled a second time, with the protocol that keeps all: PureWindowsPath("//a://") becomes another path then.
     assert Shown()(again) == Shown()(pickle.loads(pickle.dumps(loaded(value, protocol), 5)))
