@@ -247,33 +247,11 @@ def sendable(error: BaseException) -> BaseException:
             return error
     except BaseException:  # whatever was raised, other ranks wait for the answer
         pass
-    return RankError(_name_and_text(error))
+    return RankError(name_and_text(error))
 
 
-class Parcel:
-    """Stands for an exception in a message to other ranks. Unpickled, it is that exception again.
-
-    It is a ``RankError`` instead if the sender cannot pickle the exception, or the receiver cannot unpickle it, such as
-    one of a class that only the sender can import.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = sendable(error)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        instead = RankError(_name_and_text(self._error))
-        return _unpacked, (pickle.dumps(self._error), instead)
-
-
-def _unpacked(pickled: bytes, instead: RankError) -> BaseException:
-    try:
-        error = pickle.loads(pickled)
-    except BaseException:  # whatever was raised, other ranks wait for this one
-        return instead
-    return error if isinstance(error, BaseException) else instead
-
-
-def _name_and_text(error: BaseException) -> str:
+def name_and_text(error: BaseException) -> str:
+    """Returns the class and the text of an error, the text cut if it is long."""
     return f"{type(error).__module__}.{type(error).__qualname__}: {_text_of(error)[0]}"
 
 

@@ -28,7 +28,8 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.distributed.call_order import number_of_turn
 from bytecheckpoint.distributed.launch import refuse_unaware_rank
-from bytecheckpoint.errors import CheckpointError, Parcel, ProcessGroupChangedError
+from bytecheckpoint.distributed.parcel import Parcel
+from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
 from bytecheckpoint.report import RankSaveReport, SaveReport
@@ -219,7 +220,7 @@ def begin_session(path: str, save_id: str, context: CallContext, config: Config)
     Raises:
         ConfigError: A launcher has started several ranks, and DCP saves this one as if it were alone.
     """
-    if context.size < 2 and lets_dcp_choose_ranks():
+    if context.size < 2 and not context.is_explicit and lets_dcp_choose_ranks():
         refuse_unaware_rank("save", path)
     earlier: weakref.ref[SaveSession] | None = getattr(_of_thread, "session", None)
     session = None if earlier is None else earlier()

@@ -15,7 +15,7 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint.compat.private_names import Absent
-from bytecheckpoint.errors import Parcel
+from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.probes.probe import find
 
 __all__ = ["DistWrapper", "SafeWrapper", "send_failures_safely"]

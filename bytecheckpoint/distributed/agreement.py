@@ -13,7 +13,8 @@ import torch.distributed as dist
 from bytecheckpoint.distributed.call_order import CallOrder, check_in_step, in_turn
 from bytecheckpoint.distributed.collectives import all_gather, all_reduce_max
 from bytecheckpoint.distributed.groups import between_ranks, calling
-from bytecheckpoint.errors import CheckpointError, ConfigError, Parcel
+from bytecheckpoint.distributed.parcel import Parcel
+from bytecheckpoint.errors import CheckpointError, ConfigError
 
 __all__ = ["agree", "all_together", "gathered", "held_by_none", "held_first", "joined"]
 

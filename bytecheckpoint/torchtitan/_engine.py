@@ -196,17 +196,25 @@ def _step_folders(folder: str, config: Config | None) -> list[tuple[int, str]]:
 
 def _latest_step(folder: str, config: Config | None = None) -> int:
     order = commit_order(known(location(folder), config), _step_folders(folder, config))
-    for step, path in (*order.steps, *order.unmarked):
-        found = look_at_step(step, path)
-        if found is None:
+    newest = None
+    passed = []
+    for each in (*order.steps, *order.unmarked):
+        # What is not committed has no place in the order: it is named if its number is higher.
+        if newest is not None and (each in order.steps or each[0] <= newest[0]):
             continue
-        if _may_load(found):
-            doubts = order.doubts_about((step, path)) if (step, path) in order.steps else ""
-            if doubts:
-                _logger.warning("%s: %s", folder, doubts)
-            return step
-        _logger.warning("%s is passed over, an older step is looked for: %s", path, found.summary())
-    return -1
+        found = look_at_step(*each)
+        if found is not None and _may_load(found):
+            newest = each
+        elif found is not None:
+            passed.append(found)
+    for found in sorted(passed, key=lambda folder: folder.step, reverse=True):
+        _logger.warning("%s is passed over, an older step is looked for: %s", found.path, found.summary())
+    if newest is None:
+        return -1
+    doubts = order.doubts_about(newest) if newest in order.steps else ""
+    if doubts:
+        _logger.warning("%s: %s", folder, doubts)
+    return newest[0]
 
 
 def _may_load(found: StepFolder) -> bool:

@@ -149,7 +149,7 @@ def fail_on_one_rank(path: Path) -> None:
             InvalidPlanError,
             "at least one dim",
         ),
-        ({"global_steps": 2}, ConfigError, "the path is"),
+        ({"global_steps": 2}, ConfigError, "global_steps is 1 on rank 0, and 2 on rank 1"),
         ({"global_steps": -2}, ConfigError, "must be an int >= 0"),
         ({"extra_state_policy": "replicated"}, ConfigError, "extra_state_policy"),
         ({"overwrite": False}, ConfigError, "overwrite"),

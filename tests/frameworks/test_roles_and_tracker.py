@@ -323,16 +323,17 @@ def test_retention_leaves_alone_what_is_saved_or_loaded(tmp_path: Path, monkeypa
     pruned = []
 
     class Pruning(loading.BcpReader):
-        """Prunes between two parts of a load."""
+        """Prunes before the first part of a load, and between the parts."""
 
         def __init__(self, path: Any, **kwargs: Any) -> None:
-            if Path(path).name == "optimizer":
+            if Path(path).name in ("model", "optimizer"):
                 pruned.append(retention.prune())
             super().__init__(path, **kwargs)
 
     monkeypatch.setattr(loading, "BcpReader", Pruning)
     load(tmp_path / "global_step_1", state_of(0), "ddp")
     assert "a load in this process is reading it" in pruned[0].skipped[str(tmp_path / "global_step_1")]
+    assert str(tmp_path / "global_step_1") in pruned[1].protected  # it was loaded last
     gate.open(monkeypatch)
     handle.committed.result(LIMIT_S)
     # Step 2 was saved again, and its tracker names it: it is the newest.

@@ -20,6 +20,7 @@ from bytecheckpoint import Config, LoadSpec, load_state_dict, save_state_dict, v
 from bytecheckpoint.convert import convert
 from bytecheckpoint.convert.conversion import Format
 from bytecheckpoint.errors import (
+    CheckpointChangedError,
     CheckpointExistsError,
     CheckpointSupersededError,
     ConfigError,
@@ -225,7 +226,7 @@ def test_a_conversion_that_fails_leaves_nothing(
 
     monkeypatch.setattr(StoreClient, "upload", upload)
     monkeypatch.setattr(StoreClient, "put_if", put_if)
-    with pytest.raises((OSError, CorruptCheckpointError, KeyboardInterrupt)):
+    with pytest.raises((OSError, CheckpointChangedError, KeyboardInterrupt)):
         convert(source, root, to="bcp", shard_size=10_000, progress=progress)
     assert not names(client)
     monkeypatch.undo()

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
+from bytecheckpoint.tensors.chunks import LocalChunks
 
 __all__ = ["PlannedSave", "load_by_hand", "plan_by_hand", "save_by_hand"]
 
@@ -59,6 +61,18 @@ def plan_by_hand(states: list[dict[str, Any]], **options: Any) -> PlannedSave:
     told, metadata = planners[0].create_global_plan([sent(plan) for plan in local_plans])
     plans = [planner.finish_plan(sent(plan)) for planner, plan in zip(planners, told, strict=True)]
     return PlannedSave(told, plans, metadata)
+
+
+def cut(state: dict[str, Any], num_ranks: int) -> list[dict[str, Any]]:
+    """Returns a state for each rank, which has some rows of each tensor; one with few rows is whole on all ranks."""
+
+    def rows(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        if tensor.dim() == 0 or tensor.shape[0] < num_ranks:
+            return tensor
+        begin, end = (tensor.shape[0] * bound // num_ranks for bound in (rank, rank + 1))
+        return LocalChunks(tensor.shape, [(begin, *[0] * (tensor.dim() - 1))], [tensor[begin:end]], tensor.dtype)
+
+    return [{name: rows(tensor, rank) for name, tensor in state.items()} for rank in range(num_ranks)]
 
 
 def save_by_hand(states: list[dict[str, Any]], path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from support.cli_runs import as_json, run, save, state, stock
-from unit.dcp_by_hand import save_by_hand
+from unit.dcp_by_hand import cut, save_by_hand
 
 from bytecheckpoint.cli import reading
 
@@ -31,7 +31,7 @@ def test_shards_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(reading.pieces, "__defaults__", (1000,))
     value = {"t": torch.randn(400, 300, generator=torch.Generator().manual_seed(1))}
     a = save(tmp_path / "a", value)
-    save_by_hand([value, value, value], tmp_path / "b")
+    save_by_hand(cut(value, 3), tmp_path / "b")
     assert as_json("ls", str(tmp_path / "b"))["items"][0]["shards"] > 1
     assert as_json("diff", a, str(tmp_path / "b"))["equal"]
     assert as_json("diff", str(tmp_path / "b"), a)["equal"]

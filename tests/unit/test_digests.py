@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from support.peak_memory import with_peak
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from unit.dcp_by_hand import save_by_hand
+from unit.dcp_by_hand import cut, save_by_hand
 from unit.partial_states import save_incomplete
 
 from bytecheckpoint import BcpWriter, LoadSpec, _core, digest, save_state_dict
@@ -112,7 +112,7 @@ def test_shards_files_and_formats_make_no_difference(tmp_path: Path, monkeypatch
     state = tensors()
     save_state_dict(tmp_path / "ours", state)
     whole = digest(tmp_path / "ours")
-    save_by_hand([state, state, state], tmp_path / "shards")  # cut between three ranks
+    save_by_hand(cut(state, 3), tmp_path / "shards")  # cut between three ranks
     assert max(_core.Checkpoint.open(str(tmp_path / "shards")).contents(), key=lambda item: item[5])[5] > 1
     dcp.save(state, storage_writer=BcpWriter(tmp_path / "files", single_file_per_rank=False), no_dist=True)
     stock_save(tmp_path / "stock", state)
