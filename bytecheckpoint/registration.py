@@ -24,7 +24,7 @@ from bytecheckpoint.dcp.direct_calls import failing_planner, save_over_group
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
-from bytecheckpoint.dcp.safe_exchange import SafeWrapper
+from bytecheckpoint.dcp.safe_exchange import IS_FOUND, SafeWrapper
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.save_process import forget_process_of_other_ranks
 from bytecheckpoint.dcp.stager import BcpStager
@@ -195,7 +195,7 @@ def _replacements(
         # The class itself where possible, so that code that finds it there can subclass it.
         (saver, "DefaultSavePlanner", save_planner),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner if spec is None else partial(BcpLoadPlanner, spec=spec)),
-        *((module, "_DistWrapper", SafeWrapper) for module in (saver, loader)),
+        *((module, "_DistWrapper", SafeWrapper) for module in (saver, loader) if IS_FOUND),
         (saver, "_save_state_dict", save_flow),
         (loader, "_load_state_dict", _beginning_again(loader, made)),
         (saver, "DefaultStager", _stager(setup, config, save_planner)),

@@ -70,8 +70,13 @@ class CommitOrder:
         return f"{_name(newest)} is the newest, {by}, but {', and '.join(doubts)}" if doubts else ""
 
 
-def commit_order(run: Place, folders: Iterable[Step]) -> CommitOrder:
+def commit_order(run: Place, folders: Iterable[Step], tracker: str | None = None) -> CommitOrder:
     """Returns the order of step folders of ``run``. Does not look into the checkpoints, if their numbers ascend, too.
+
+    Args:
+        run: Folder of the run.
+        folders: Its step folders.
+        tracker: What the tracker says; None reads it.
 
     Raises:
         StorageError: The tracker, or the times in a store, cannot be read.
@@ -88,7 +93,7 @@ def commit_order(run: Place, folders: Iterable[Step]) -> CommitOrder:
     if by_time != marked:
         times = with_copies(times)
         by_time = in_order()
-    number = step_number(tracker_text(run))
+    number = step_number(tracker_text(run) if tracker is None else tracker)
     named = [step for step in by_time if step[0] == number]
     tracked = next((step for step in named if _name(step) == _TRACKED_NAME.format(number)), named[0] if named else None)
     steps = by_time if tracked is None else (tracked, *(step for step in by_time if step != tracked))

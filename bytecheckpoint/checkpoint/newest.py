@@ -15,6 +15,7 @@ from bytecheckpoint.checkpoint.parts import PARTS, REFERENCE
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.checkpoint.steps import StepFolder, look_at_step
+from bytecheckpoint.checkpoint.tracker_text import tracker_text
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
 
@@ -84,7 +85,7 @@ def newest_whole(run: Place, pattern: str | None, asked: str) -> str | None:
         return None
     except OSError as error:
         raise StorageError(f"{asked}({run}): {error.strerror}", str(run), error.errno or 0) from error
-    order = commit_order(run, step_paths(run, pattern, follow_links=True))
+    order = commit_order(run, step_paths(run, pattern, follow_links=True), _tracker_of(run, asked))
     if not order.steps and not order.unmarked:
         _refuse_a_checkpoint(run, asked)
     marked = {path for _, path in order.steps}
@@ -108,6 +109,18 @@ def newest_whole(run: Place, pattern: str | None, asked: str) -> str | None:
     for text in said:
         warnings.warn(f"{asked}({run}): {text}", RuntimeWarning, stacklevel=3)  # the caller of the function `asked`
     return None if found is None else found.path
+
+
+def _tracker_of(run: Place, asked: str) -> str:
+    """Returns what the tracker says. Something else in its place is none, since whole steps can be found without it."""
+    try:
+        return tracker_text(run)
+    except StorageError as error:
+        if isinstance(run, str):
+            raise  # the store does not answer
+        text = f"{asked}({run}): the tracker cannot be read, so the time of the commit decides: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        return ""
 
 
 def _looked_at(step: int, path: str) -> StepFolder | None:

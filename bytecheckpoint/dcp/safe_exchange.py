@@ -18,9 +18,10 @@ from bytecheckpoint.compat.private_names import Absent
 from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.probes.probe import find
 
-__all__ = ["DistWrapper", "SafeWrapper", "send_failures_safely"]
+__all__ = ["IS_FOUND", "DistWrapper", "SafeWrapper", "send_failures_safely"]
 
 DistWrapper: Any = find("torch.distributed.checkpoint.utils:_DistWrapper", Absent)
+IS_FOUND = DistWrapper is not Absent
 
 
 class SafeWrapper(DistWrapper):  # type: ignore[misc]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -131,6 +132,8 @@ def test_home_and_file_urls_from_end_to_end(tmp_path: Path, monkeypatch: pytest.
     assert torch.equal(state["weight"], small_state(3)["weight"])
     assert run("ls", "~/run/step-1").exit_code == 0
     assert [folder.step for folder in scan_steps("~/run")] == [1, 2]
+    assert prune("~/run", keep_latest=1).protected == {str(home / "run" / "step-1"): ANY}  # it was loaded last
+    load_state_dict("~/run/step-2", state, no_dist=True)
     assert prune("~/run", keep_latest=1).removed == [str(home / "run" / "step-1")]
 
 
