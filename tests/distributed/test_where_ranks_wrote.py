@@ -34,7 +34,7 @@ def save(path: str, use_collectives: bool) -> None:
 
 
 def bytes_below(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def test_pieces_of_all_ranks(tmp_path: Path) -> None:
