@@ -8,6 +8,7 @@
 #include "csrc/base/mutex.h"
 #include "csrc/base/named_thread.h"
 #include "csrc/engine/dequantization.h"
+#include "csrc/engine/planned_files.h"
 #include "csrc/format/torch_archive.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"

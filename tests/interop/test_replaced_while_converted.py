@@ -85,8 +85,8 @@ def stopping(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
 
-def late_rank(rank: int, size: int, base: str) -> None:
-    if rank == 1:
+def late_rank(base: str) -> None:
+    if dist.get_rank() == 1:
         real = conversion.run_pieces
 
         def late(*args: Any, **kwargs: Any) -> None:
