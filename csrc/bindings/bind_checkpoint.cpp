@@ -216,6 +216,27 @@ bool has_others_than(const Checkpoint& checkpoint, const py::dict& names) {
                      [&](const format::Item& item) { return !names.contains(to_text(item.fqn)); });
 }
 
+std::string format_of(const Checkpoint& checkpoint) {
+  const auto& foreign = checkpoint.head().foreign;
+  return foreign.has_value() ? foreign->format : "bytecheckpoint";
+}
+
+py::str file_versions_of(const Checkpoint& checkpoint) {
+  return checkpoint.head().foreign.has_value() ? to_text(engine::versions_of(checkpoint.head())) : py::str();
+}
+
+/// Raises an error if a file of a foreign checkpoint was replaced since it was opened.
+void check_unchanged(const Checkpoint& checkpoint, const std::string& directory) {
+  if (!checkpoint.head().foreign.has_value()) return;
+  run_unlocked([&] { return engine::check_all_unchanged(directory, checkpoint.head()); });
+}
+
+/// Gives `sink` the bytes that tell this view from others; none unless the checkpoint is a view.
+void describe(const Checkpoint& checkpoint, const py::function& sink) {
+  if (checkpoint.view() == nullptr) return;
+  engine::describe_view(*checkpoint.view(), [&](std::string_view bytes) { sink(py::bytes(bytes)); });
+}
+
 }  // namespace
 
 void bind_checkpoint(py::module_& m) {
@@ -228,11 +249,7 @@ void bind_checkpoint(py::module_& m) {
       .def_property_readonly("user_metadata", [](const Checkpoint& c) { return c.head().user_metadata; })
       .def_property_readonly("planner_data", [](const Checkpoint& c) { return tree_to_python(c.whole().planner_data); })
       .def_property_readonly("foreign", &foreign_of)
-      .def_property_readonly("format",
-                             [](const Checkpoint& checkpoint) {
-                               const auto& foreign = checkpoint.head().foreign;
-                               return foreign.has_value() ? foreign->format : "bytecheckpoint";
-                             })
+      .def_property_readonly("format", &format_of)
       .def_property_readonly(
           "is_of_byte_checkpoint",
           [](const Checkpoint& c) { return c.head().foreign.has_value() && c.head().foreign->is_of_byte_checkpoint; })
@@ -257,24 +274,9 @@ void bind_checkpoint(py::module_& m) {
           "data_directory",
           [](const Checkpoint& c, const std::string& opened) { return c.head().data_directory(opened); },
           py::arg("opened"))
-      .def("file_versions",
-           [](const Checkpoint& c) {
-             return c.head().foreign.has_value() ? to_text(engine::versions_of(c.head())) : py::str();
-           })
-      .def(
-          "check_unchanged",
-          [](const Checkpoint& c, const std::string& directory) {
-            if (c.head().foreign.has_value())
-              run_unlocked([&] { return engine::check_all_unchanged(directory, c.head()); });
-          },
-          py::arg("directory"))
-      .def(
-          "describe",
-          [](const Checkpoint& c, const py::function& sink) {
-            if (c.view() != nullptr)
-              engine::describe_view(*c.view(), [&](std::string_view bytes) { sink(py::bytes(bytes)); });
-          },
-          py::arg("sink"))
+      .def("file_versions", &file_versions_of)
+      .def("check_unchanged", &check_unchanged, py::arg("directory"))
+      .def("describe", &describe, py::arg("sink"))
       .def("is_view_of", &Checkpoint::is_view_of, py::arg("stored"))
       .def("plain_metadata_file",
            [](const Checkpoint& c) { return py::bytes(format::metadata_pickle(c.whole(), 0, "")); })

@@ -151,25 +151,7 @@ py::list items_of_blob(const py::bytes& blob, const py::object& assignment, cons
   return WritePlan(std::move(state), std::move(writes), part_class).items();
 }
 
-}  // namespace
-
-void bind_save_plan(py::module_& m) {
-  m.def(
-      "choose_keys",
-      [](const py::dict& flat, const py::object& mappings, const py::list& include, const py::list& exclude) {
-        ChosenKeys chosen = choose_keys(flat, mappings, include, exclude);
-        return py::make_tuple(std::move(chosen.kept.values), std::move(chosen.kept.mappings), chosen.is_used);
-      },
-      py::arg("flat"), py::arg("mappings"), py::arg("include"), py::arg("exclude"));
-  m.def("without_others", &without_others, py::arg("state"), py::arg("flat"), py::arg("kept"), py::arg("stand_in"));
-  py::class_<LocalState, std::shared_ptr<LocalState>>(m, "LocalState", py::module_local())
-      .def(py::init<const py::dict&, const py::object&, const py::object&, const py::object&, bool>(), py::arg("flat"),
-           py::arg("mappings"), py::arg("chunks_of"), py::arg("items_of"), py::kw_only(), py::arg("can_split"))
-      .def_property_readonly("blob",
-                             [](const LocalState& state) { return py::bytes(unlocked([&] { return state.blob(); })); })
-      .def_property_readonly("num_items", [](const LocalState& state) { return state.inventory().num_boxes(); })
-      .def_property_readonly("num_bytes", &LocalState::num_bytes)
-      .def("items", &LocalState::items);
+void bind_copies(py::module_& m) {
   py::class_<CopiesOfState>(m, "CopiesOfState", py::module_local())
       .def(py::init([](const LocalState& state, bool compares, uint64_t seed, py::object mesh_of, py::object shards_of,
                        py::object checksum_of) {
@@ -194,6 +176,28 @@ void bind_save_plan(py::module_& m) {
           py::arg("groups"))
       .def_property_readonly("meshes", [](const CopiesOfState& copies) { return py::bytes(copies.meshes()); })
       .def_property_readonly("has_checksums", &CopiesOfState::has_checksums);
+}
+
+}  // namespace
+
+void bind_save_plan(py::module_& m) {
+  m.def(
+      "choose_keys",
+      [](const py::dict& flat, const py::object& mappings, const py::list& include, const py::list& exclude) {
+        ChosenKeys chosen = choose_keys(flat, mappings, include, exclude);
+        return py::make_tuple(std::move(chosen.kept.values), std::move(chosen.kept.mappings), chosen.is_used);
+      },
+      py::arg("flat"), py::arg("mappings"), py::arg("include"), py::arg("exclude"));
+  m.def("without_others", &without_others, py::arg("state"), py::arg("flat"), py::arg("kept"), py::arg("stand_in"));
+  py::class_<LocalState, std::shared_ptr<LocalState>>(m, "LocalState", py::module_local())
+      .def(py::init<const py::dict&, const py::object&, const py::object&, const py::object&, bool>(), py::arg("flat"),
+           py::arg("mappings"), py::arg("chunks_of"), py::arg("items_of"), py::kw_only(), py::arg("can_split"))
+      .def_property_readonly("blob",
+                             [](const LocalState& state) { return py::bytes(unlocked([&] { return state.blob(); })); })
+      .def_property_readonly("num_items", [](const LocalState& state) { return state.inventory().num_boxes(); })
+      .def_property_readonly("num_bytes", &LocalState::num_bytes)
+      .def("items", &LocalState::items);
+  bind_copies(m);
   m.def("plan_ranks", &plan_ranks, py::arg("blobs"), py::kw_only(), py::arg("dedup_to_lowest_rank"),
         py::arg("is_nested"), py::arg("gaps") = "refuse", py::arg("known_differing") = std::vector<std::string>());
   m.def("plan_tree", &plan_tree, py::arg("own"), py::arg("rank"), py::arg("below"), py::kw_only(),

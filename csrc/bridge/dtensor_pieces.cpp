@@ -68,7 +68,7 @@ class PiecesFinder {
       key.insert(key.end(), sizes->begin(), sizes->end());
     }
     const auto known = known_.find(key);
-    return known != known_.end() ? known->second : known_.emplace(std::move(key), pieces_of_(dtensor)).first->second;
+    return known != known_.end() ? known->second : known_.emplace(key, pieces_of_(dtensor)).first->second;
   }
 
  private:
