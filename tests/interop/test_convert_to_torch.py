@@ -14,7 +14,7 @@ from support.ranks import run_ranks
 
 from bytecheckpoint import LoadSpec, _core, save_state_dict
 from bytecheckpoint.convert import convert
-from bytecheckpoint.errors import CheckpointExistsError, UnsupportedError
+from bytecheckpoint.errors import CheckpointExistsError, ConfigError, UnsupportedError
 from bytecheckpoint.transforms import Stack, Unstack
 from interop.nested_state import assert_equal, save_sharded, state
 
@@ -92,3 +92,78 @@ def test_quantized_tensors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="'q' is qint8"):
         convert(tmp_path / "ckpt", tmp_path / "model.pt", to="torch")
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("rename", "message"),
+    [
+        ({"x": "a"}, "key 'a' is a value where key 'a.b' needs a dict"),
+        ({"a.b": "x.b"}, "key 'x' is a value where key 'x.b' needs a dict"),
+        ({"a.b": "l.b"}, "keys 'l.0' and 'l.b': one is in a list where the other one needs a dict"),
+    ],
+)
+def test_keys_that_no_nested_state_can_have_together(tmp_path: Path, rename: dict[str, str], message: str) -> None:
+    nested = {"a": {"b": torch.ones(3), "d": {"e": torch.ones(4)}}, "l": [torch.ones(1), 2], "x": torch.zeros(2)}
+    save_state_dict(tmp_path / "ckpt", nested, no_dist=True)
+    with pytest.raises(ConfigError, match=f"{message}.*rename or exclude one of them"):
+        convert(tmp_path / "ckpt", tmp_path / "m.pt", to="torch", spec=LoadSpec(rename=rename))
+    assert not (tmp_path / "m.pt").exists()
+
+
+def test_renamed_keys_with_dots_stay_beside_dicts(tmp_path: Path) -> None:
+    nested = {"a": {"d": {"e": torch.ones(4)}}, "x": torch.zeros(2)}
+    save_state_dict(tmp_path / "ckpt", nested, no_dist=True)
+    convert(tmp_path / "ckpt", tmp_path / "m.pt", to="torch", spec=LoadSpec(rename={"x": "a.d"}))
+    assert_equal(torch.load(tmp_path / "m.pt", weights_only=True), {"a": nested["a"], "a.d": nested["x"]})
+
+
+def test_lists_are_whole_or_refused(tmp_path: Path) -> None:
+    """If an element were left out, the others would move."""
+    nested = {"l": [torch.zeros(2), {"w": torch.ones(2), "v": 3}, torch.full((2,), 2.0)], "x": torch.zeros(1)}
+    save_state_dict(tmp_path / "ckpt", nested, no_dist=True)
+
+    def converted(**choice: Any) -> Any:
+        (tmp_path / "m.pt").unlink(missing_ok=True)
+        convert(tmp_path / "ckpt", tmp_path / "m.pt", to="torch", spec=LoadSpec(**choice))
+        return torch.load(tmp_path / "m.pt", weights_only=True)
+
+    for choice, missing, moved in [
+        ({"exclude": "l.1"}, "l.1", "l.2"),
+        ({"exclude": "l.0"}, "l.0", "l.1.w"),
+        ({"include": "l.2"}, "l.0", "l.2"),
+    ]:
+        with pytest.raises(ConfigError, match=rf"'{missing}' is an element of a list, and left out.*'{moved}'"):
+            converted(**choice)
+        assert not (tmp_path / "m.pt").exists()
+    assert_equal(converted(exclude="l"), {"x": nested["x"]})
+    shorter, other = converted(exclude="l.2")["l"], converted(exclude="l.1.w")["l"]
+    assert [each.tolist() for each in (shorter[0], shorter[1].pop("w"))] == [[0.0, 0.0], [1.0, 1.0]]
+    assert shorter[1:] == [{"v": 3}]
+    assert [other[0].tolist(), other[1], other[2].tolist()] == [[0.0, 0.0], {"v": 3}, [2.0, 2.0]]
+
+
+@pytest.mark.parametrize("to", ["torch", "safetensors", "bcp", "dcp"])
+@pytest.mark.parametrize("kind", ["declared", "named weight", "all are empty"])
+def test_placeholders_of_zero_3_are_refused(tmp_path: Path, to: Any, kind: str) -> None:
+    empty, ones = torch.zeros(0), torch.ones(2)
+    shapes = [{"up.gate": torch.Size([4, 2]), "bias": torch.Size([2])}]
+    state: dict[str, Any] = {
+        "declared": {"module": {"up.gate": empty, "bias": ones}, "param_shapes": shapes},
+        "named weight": {"module": {"up.weight": empty, "bias": ones}},
+        "all are empty": {"module": {"up": empty, "down": torch.zeros(0)}},
+    }[kind]
+    torch.save(state, tmp_path / "rank.pt")
+    spec = LoadSpec(include="module", rename={"module": ""})
+    with pytest.raises(UnsupportedError, match=r"as ZeRO-3 leaves them .*'up.*zero_to_fp32\.py"):
+        convert(tmp_path / "rank.pt", tmp_path / "out", to=to, spec=spec)
+    assert not (tmp_path / "out").exists()
+
+
+def test_empty_tensors_that_are_data_are_converted(tmp_path: Path) -> None:
+    state = {
+        "module": {"up.weight": torch.ones(4), "seen": torch.zeros(0)},
+        "param_shapes": [{"seen": torch.Size([0])}],
+    }
+    torch.save(state, tmp_path / "rank.pt")
+    convert(tmp_path / "rank.pt", tmp_path / "m.pt", to="torch", spec=LoadSpec(include="module"))
+    assert_equal(torch.load(tmp_path / "m.pt", weights_only=True), {"module": state["module"]})

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,9 @@ from support.equality import assert_equal, without_strides
 from support.ranks import failures, run_ranks
 from support.sharded_states import state as sharded_state
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -256,6 +259,32 @@ def test_nothing_of_a_pickle_is_run(tmp_path: Path) -> None:
         assert type(error) is UnsafeObjectError
         assert f"'{next(iter(target))}'" in str(error)
         assert not mark.exists()
+
+
+def plans_of(state: dict[str, Any]) -> list[SavePlan]:
+    """Returns plans as Megatron-Core puts them into ``Metadata.all_local_plans``."""
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(state, is_coordinator=True)
+    return [planner.create_local_plan(), SavePlan([], storage_data={"prefix": "__1_"}, planner_data={"a": ("a",)})]
+
+
+def test_metadata_with_plans_of_ranks(tmp_path: Path) -> None:
+    """Megatron-Core keeps them there for its next save. They are read as a description, and nobody looks at them."""
+    path, state = tmp_path / "ckpt", {"a": numbers(10), "step": 3, "nested": {"w": numbers(2, 3)}}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(path))
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    metadata.all_local_plans = plans_of(state)
+    for protocol in (2, 4, 5):
+        (path / ".metadata").write_bytes(pickle.dumps(metadata, protocol))
+        got = {"a": torch.zeros(10), "step": 0, "nested": {"w": torch.zeros(2, 3)}}
+        dcp.load(got, storage_reader=BcpReader(path))
+        assert_equal(got, state)
+        assert verify(path).problems == []
+    metadata.all_local_plans[0].items.append(DefaultSavePlanner())  # no class of plans
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    error = failure_of({"a": torch.zeros(10)}, path)
+    assert type(error) is UnsupportedError
+    assert re.search(r"STACK_GLOBAL \(0x93\) at byte \d+: global '.*DefaultSavePlanner' is not allowed", str(error))
 
 
 def test_records_that_are_no_archives_are_refused(tmp_path: Path) -> None:

@@ -291,3 +291,38 @@ def test_damage(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpointError, match="does not end as one"):
         load_whole(path, wanted)
     assert [problem.file for problem in verify(path).problems] == ["m.pt"]
+
+
+def save_replicated(path: str, values: torch.Tensor) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    torch.save({"model": {"w": distribute_tensor(values, mesh, [Shard(0)])}}, path)
+
+
+@pytest.mark.parametrize("kind", ["dtensor", "sparse", "quantized", "conjugate", "in a tuple", "in an object"])
+def test_verify_looks_at_the_bytes_of_what_no_load_can_read(tmp_path: Path, kind: str) -> None:
+    path, values = tmp_path / "m.pt", torch.arange(1.0, 301.0)
+    bits = values.numpy().tobytes()
+    if kind == "dtensor":
+        run_ranks(1, save_replicated, str(path), values)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of quantized tensors
+            quantized = torch.quantize_per_tensor(values, 2.0, 0, torch.qint8)
+            state = {
+                "sparse": values.to_sparse(),
+                "quantized": quantized,
+                "conjugate": values.view(torch.complex64).conj(),
+                "in a tuple": (values, 2),
+                "in an object": argparse.Namespace(w=values),
+            }[kind]
+            torch.save({"model": {"w": state}}, path)
+            bits = quantized.int_repr().numpy().tobytes() if kind == "quantized" else bits
+    assert verify(path).problems == []
+    whole = path.read_bytes()
+    at = whole.index(bits)
+    path.write_bytes(whole[: at + 9] + bytes([whole[at + 9] ^ 1]) + whole[at + 10 :])
+    (problem,) = verify(path).problems
+    assert (problem.file, problem.offset) == ("m.pt", at)
+    done = CliRunner().invoke(bcp, ["verify", str(path)])
+    assert done.exit_code == 1, done.output
+    assert "m.pt" in done.output
