@@ -22,11 +22,12 @@ class OwnKeys:
 
     def key_of(self, container: Any, step: str | int) -> Any:
         """Returns the key of ``container`` whose text is ``step``; ``step`` itself if it has none, or is a list."""
-        if not isinstance(step, str) or not isinstance(container, Mapping) or step in container:
+        # TensorDict is a Mapping whose `in` and iteration are not about keys.
+        if not isinstance(step, str) or not isinstance(container, Mapping) or step in container.keys():  # noqa: SIM118
             return step
         _, by_text = self._known.setdefault(id(container), (container, {}))
         if not by_text:
-            by_text.update((str(key), key) for key in container)
+            by_text.update((str(key), key) for key in container.keys())  # noqa: SIM118
         return by_text.get(step, step)
 
     def container_of(self, state_dict: Any, path: tuple[str | int, ...]) -> tuple[Any, Any]:

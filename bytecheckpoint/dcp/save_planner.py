@@ -41,6 +41,7 @@ from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.gil_interval import quick_switches
 from bytecheckpoint.tensors.dtensor_pieces import with_pieces
 from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
+from bytecheckpoint.tensors.side_values import warn_of_side_values
 from bytecheckpoint.tensors.sharded import flatten_sharded
 from bytecheckpoint.tensors.subclass_parts import with_parts
 
@@ -138,6 +139,7 @@ class BcpSavePlanner(DefaultSavePlanner):
             if self.key_choice:
                 self.state_dict, _, self._unmatched = self.key_choice.chosen(self.state_dict, None)
             return
+        warn_of_side_values(state_dict)
         flat, mappings = _C.flatten_state_dict(state_dict)
         if self.key_choice:
             flat, mappings, self._unmatched = self.key_choice.chosen(flat, mappings)

@@ -32,6 +32,7 @@ from bytecheckpoint.staging.background import handle_sigterm
 from bytecheckpoint.staging.leases import SaveLease, StagedMemory, beginning, wait_for_lease
 from bytecheckpoint.staging.save_ranks import SaveRanks
 from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
+from bytecheckpoint.tensors.side_values import warn_of_side_values
 from bytecheckpoint.tensors.sharded import ApartShardedTensor
 from bytecheckpoint.tensors.subclass_parts import nested_parts
 
@@ -322,6 +323,7 @@ def _stage(
     in_parts: Callable[[str], bool] | None,
     begin_ns: int,
 ) -> Future[StagedState]:
+    warn_of_side_values(state_dict)
     memo: dict[int, Any] = {}
 
     def copy_other(value: Any, key: str) -> Any:

@@ -29,12 +29,32 @@ std::string repr_of(py::handle key) {
   return py::repr(key).cast<std::string>();
 }
 
-/// Returns the keys of a dict, or of another Mapping.
+/// Returns the keys of a dict, or of another Mapping; one like TensorDict iterates over something else.
 py::list keys_of(py::handle mapping) {
   PyObject* keys = PyDict_CheckExact(mapping.ptr()) ? PyDict_Keys(mapping.ptr())
-                                                    : take_gil([&] { return PySequence_List(mapping.ptr()); });
+                                                    : take_gil([&] { return PyMapping_Keys(mapping.ptr()); });
   if (keys == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::list>(keys);
+}
+
+/// Returns the items of a Mapping that is no dict itself, as pairs.
+py::list items_of(py::handle mapping) {
+  PyObject* items = take_gil([&] { return PyMapping_Items(mapping.ptr()); });
+  if (items == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::list>(items);
+}
+
+/// Whether a value is None, or containers of builtin types with nothing else in them.
+bool is_nothing(py::handle value) {
+  const RecursionGuard descent(kWhere);
+  if (value.is_none()) return true;
+  if (PyDict_Check(value.ptr())) {
+    const auto dict = py::reinterpret_borrow<py::dict>(value);
+    return std::all_of(dict.begin(), dict.end(), [](const auto& item) { return is_nothing(item.second); });
+  }
+  if (!PyList_Check(value.ptr()) && !PyTuple_Check(value.ptr()) && !PyAnySet_Check(value.ptr())) return false;
+  const auto elements = py::reinterpret_borrow<py::iterable>(value);
+  return std::all_of(elements.begin(), elements.end(), [](py::handle element) { return is_nothing(element); });
 }
 
 /// Returns the key of a mapping whose text is `step`; `step` itself if there is none.
@@ -59,9 +79,7 @@ class Flattener {
     check_keys(mapping);
     const auto visit = [this](py::handle key, py::handle value) { visit_at(py::str(key), key, py::str(key), value); };
     if (PyDict_CheckExact(mapping.ptr())) return for_each_item(mapping, visit);
-    PyObject* items = take_gil([&] { return PyObject_CallMethod(mapping.ptr(), "items", nullptr); });
-    if (items == nullptr) throw py::error_already_set();
-    for (const py::handle item : py::reinterpret_steal<py::object>(items)) {
+    for (const py::handle item : items_of(mapping)) {
       const py::tuple pair(py::reinterpret_borrow<py::object>(item));
       visit(pair[0], pair[1]);
     }
@@ -74,7 +92,16 @@ class Flattener {
     if (PyDict_Check(value.ptr())) return true;
     const auto [found, is_new] = mappings_.try_emplace(Py_TYPE(value.ptr()), false);
     if (is_new) found->second = is_instance(value, mapping_class_);
-    return found->second;
+    return found->second && !is_object_without_items(value);
+  }
+
+  /// Whether a Mapping has no items, but attributes with something in them: it is stored as an object then, as it would
+  /// be lost otherwise.
+  bool is_object_without_items(py::handle mapping) const {
+    if (!items_of(mapping).empty()) return false;
+    PyObject* state = take_gil([&] { return PyObject_CallOneArg(state_of_object_.ptr(), mapping.ptr()); });
+    if (state == nullptr) throw py::error_already_set();
+    return !is_nothing(py::reinterpret_steal<py::object>(state));
   }
 
   /// Whether the value is a leaf, and not entered.
@@ -199,6 +226,7 @@ class Flattener {
 
   const py::handle own_root_;
   const py::object mapping_class_ = py::module_::import("collections.abc").attr("Mapping");
+  const py::object state_of_object_ = py::module_::import("builtins").attr("object").attr("__getstate__");
   const py::str dot_{"."};
   std::unordered_map<PyTypeObject*, bool> mappings_;  // whether a type is a Mapping, for each type seen
   std::unordered_map<PyObject*, KnownList> lists_;    // lists seen: each is looked at once, wherever it is
