@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long `bcp steps` takes over a run of 100 checkpoints of 20,000 tensors.
 
-Each figure is of a whole process, with the start of Python: its wall time, and its CPU time, which other processes hardly
-change. `--other PYTHON` runs the `bcp` of another environment in turns, to compare two builds.
+Each figure is of a whole process, with the start of Python: its wall time, and its CPU time, which other processes
+hardly change. `--other PYTHON` runs the `bcp` of another environment in turns, to compare two builds.
 """
 
 from __future__ import annotations
