@@ -90,6 +90,7 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
         The optimizer is as torch's ``get_optimizer_state_dict`` returns it: with names of parameters, not numbers.
 
     Raises:
+        CheckpointChangedError: Another save took the place of the checkpoint meanwhile.
         CheckpointNotFoundError: The part that was asked for does not exist.
         ConfigError: The arguments do not fit together.
         StorageError: A file cannot be written, or something other than a regular file is in its place.
@@ -179,7 +180,7 @@ def _opened(path: Place, config: Config, dtype: torch.dtype | None) -> _Part:
     names = {each.name for each in contents.tensors}
     groups = [[name for name in group if name in names] for group in tied]
     aliases = {name: group[0] for group in groups for name in group[1:]}
-    return _Part(source, opened, contents, aliases)
+    return _Part(source.planned_for(opened), opened, contents, aliases)
 
 
 class _Writing:
@@ -260,6 +261,7 @@ def _values_of(part: _Part, names: list[str]) -> dict[str, Any]:
     if values:
         planner = BcpLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         run_load(values, BcpReader(part.source.place, config=part.source.config), planner, None, None)
+        part.source.open()  # refuses another save than the one that is merged
     return values
 
 

@@ -22,7 +22,13 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import bytecheckpoint
 from bytecheckpoint import bytecheckpoint_ckpt_to_pytorch_ckpt
-from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, CorruptCheckpointError, StorageError
+from bytecheckpoint.errors import (
+    CheckpointChangedError,
+    CheckpointNotFoundError,
+    ConfigError,
+    CorruptCheckpointError,
+    StorageError,
+)
 from frameworks.wrapped import Net, full_state, optimizer_of, train, wrap
 
 LIMIT_S = 90.0
@@ -223,3 +229,19 @@ def test_damage_is_seen(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpointError):
         bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path / "step", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_save_that_takes_the_place_of_what_is_merged(tmp_path: Path) -> None:
+    """Nothing is put together of two saves: neither files and the dict, nor the files among them."""
+
+    def save_again(done: int, total: int) -> None:
+        if not replaced:
+            replaced.append(done)
+            bytecheckpoint.save(tmp_path / "step", {"model": wrap("plain")}, "ddp")
+
+    for kwargs in ({"return_dict": True}, {"safetensors_format": True, "max_shard_size": 1}):
+        replaced: list[int] = []
+        bytecheckpoint.save(tmp_path / "step", {"model": wrap("plain")}, "ddp")
+        with pytest.raises(CheckpointChangedError):
+            bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path / "step", tmp_path / "out", progress=save_again, **kwargs)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.pt"]
