@@ -41,8 +41,8 @@ from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.gil_interval import quick_switches
 from bytecheckpoint.tensors.dtensor_pieces import with_pieces
 from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
-from bytecheckpoint.tensors.side_values import warn_of_side_values
 from bytecheckpoint.tensors.sharded import flatten_sharded
+from bytecheckpoint.tensors.side_values import warn_of_side_values
 from bytecheckpoint.tensors.subclass_parts import with_parts
 
 __all__ = ["BcpSavePlanner", "WritePart", "as_plain", "kept_state", "stores_parts", "to_stage"]

@@ -32,8 +32,8 @@ from bytecheckpoint.staging.background import handle_sigterm
 from bytecheckpoint.staging.leases import SaveLease, StagedMemory, beginning, wait_for_lease
 from bytecheckpoint.staging.save_ranks import SaveRanks
 from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
-from bytecheckpoint.tensors.side_values import warn_of_side_values
 from bytecheckpoint.tensors.sharded import ApartShardedTensor
+from bytecheckpoint.tensors.side_values import warn_of_side_values
 from bytecheckpoint.tensors.subclass_parts import nested_parts
 
 __all__ = [
