@@ -16,7 +16,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -100,26 +100,33 @@ def holds_checkpoint(folder: Path) -> bool:
     return any(map(is_mark, names_in(folder))) or any(has_file(folder / part, ".metadata") for part in PARTS)
 
 
-def carry_lines(removed: Iterable[Path], into: Path) -> list[str]:
+def carry_lines(run: int, removed: Iterable[str], into: str) -> list[str]:
     """Moves the lines of steps that are about to be removed into the journal of a step that stays.
 
-    A crash leaves no line out: it may leave some twice, which readers see.
+    A crash leaves no line out: it may leave some twice, which readers see. Folders that have turned into links are not
+    followed.
 
     Args:
-        removed: Folders of steps, the oldest first.
-        into: Folder of a step.
+        run: Descriptor of the folder of the run.
+        removed: Names of the steps in it, the oldest first.
+        into: Name of a step.
 
     Returns:
         What failed. Those lines are lost when their step is removed.
     """
     failures = []
-    for step in reversed([*removed]):  # each one's lines go before those that are there
+    for name in reversed([*removed]):  # each one's lines go before those that are there
         try:
-            for folder in _of_step(step):
-                _carry(folder, into / FOLDER)
+            with _beneath(_path_of(run), name) as step, _beneath(_path_of(run), into) as target:
+                parts = [part for part in sorted(folders_in(step)) if (step / part / FOLDER).is_dir()]
+                if (step / FOLDER).is_dir():
+                    _carry(step, target)
+                for part in parts:
+                    with _beneath(step, part) as folder:
+                        _carry(folder, target)
         except OSError as error:
             if error.errno != errno.ENOENT:  # else another prune has removed it
-                failures.append(f"the journal of {step.name} is not kept: {error}")
+                failures.append(f"the journal of {name} is not kept: {error.strerror or error}")
     return failures
 
 
@@ -136,17 +143,39 @@ def _of_step(step: Path) -> Iterator[Path]:
             yield folder / FOLDER
 
 
-def _carry(source: Path, into: Path) -> None:
+def _path_of(directory: int) -> Path:
+    """Returns a path that leads to an open folder, whatever has its name by now."""
+    return Path(f"/proc/self/fd/{directory}")
+
+
+@contextmanager
+def _beneath(folder: Path, name: str) -> Iterator[Path]:
+    """Opens a folder in another one, but no link, and yields a path that leads to it."""
+    directory = os.open(folder / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield _path_of(directory)
+    finally:
+        os.close(directory)
+
+
+def _carry(folder: Path, step: Path) -> None:
+    """Moves the files of a journal from the folder of a checkpoint into another one."""
+    with _beneath(folder, FOLDER) as source:
+        if not any(path.exists() for path in (*journal_paths(source), source / DISK)):
+            return
+        with suppress(FileExistsError):
+            (step / FOLDER).mkdir()
+        with _beneath(step, FOLDER) as into:
+            _carry_files(source, into)
+
+
+def _carry_files(source: Path, into: Path) -> None:
     newest, *older = journal_paths(source)
     measured = source / DISK
-    if not any(path.exists() for path in (newest, *older, measured)):
-        return
-    with suppress(FileExistsError):
-        into.mkdir()
     target, *slots = journal_paths(into)
     with _locked(target) as file:
         if newest.exists():
-            with newest.open("ab", buffering=0) as lines:
+            with _appended(newest) as lines:
                 try:
                     # No wait: another prune may hold it, and wait for the lock that is held here.
                     fcntl.flock(lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,7 +201,7 @@ def _carry(source: Path, into: Path) -> None:
 def _locked(path: Path) -> IO[bytes]:
     """Opens a file to append to, and locks it until it is closed. Makes it if it is absent."""
     while True:
-        file = path.open("ab", buffering=0)
+        file = _appended(path)
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
@@ -180,6 +209,11 @@ def _locked(path: Path) -> IO[bytes]:
         except FileNotFoundError:
             pass
         file.close()  # another process has moved the file away before this one had its lock
+
+
+def _appended(path: Path) -> IO[bytes]:
+    """Opens a file to append to, and makes it if it is absent. A link is refused."""
+    return open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
 
 
 def _size(file: IO[bytes]) -> int:

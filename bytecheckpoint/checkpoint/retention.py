@@ -244,7 +244,8 @@ class Retention:
             of_parts = [Path(folder.path) for folder in kept if folder.components]
             for directory in (Path(self.root), *of_parts, *marked):
                 _core.sync_directory(str(directory))
-            report.warnings.extend(carry_lines([Path(folder.path) for folder in going], Path(newest.path)))
+            if root is not None:
+                report.warnings.extend(carry_lines(root.fileno(), [folder.name for folder in going], newest.name))
         freed = sum(self._remove(folder, root, report) for folder in going)
         if now is not None and not report.dry_run:
             self._remove_tombstones(folders, now, report)

@@ -24,7 +24,7 @@ from faults.saves import (
 )
 from faults.strace import Call, calls_in, injected, reachable, recorded
 
-__all__ = ["NEW", "NEXT", "OLD", "Rehearsal", "Scenario", "for_each", "one_of_each", "spread"]
+__all__ = ["NEW", "NEXT", "OLD", "Rehearsal", "Scenario", "for_each", "is_of_journal", "one_of_each", "spread"]
 
 # Generations: what is there before, what the disturbed save writes, and what the save after it writes.
 OLD, NEW, NEXT = 1, 2, 3
@@ -206,6 +206,11 @@ class Rehearsal:
 def assert_was_hit(call: Call, log: Path, root: Path, pid: int) -> None:
     made = calls_in(log, root, pid)
     assert any(call.is_like(other) for other in made), f"hit something else: {', '.join(map(str, made))}"
+
+
+def is_of_journal(call: Call) -> bool:
+    """Whether a call is for the journal in the folder of the checkpoint, which is no part of it."""
+    return "/.bcp" in call.files
 
 
 def one_of_each(calls: Iterable[Call]) -> list[Call]:

@@ -18,7 +18,7 @@ import pytest
 
 from bytecheckpoint.errors import CheckpointError, DurabilityUnknownError, SaveFailedError, StorageError
 from faults.fork_server import ForkServer
-from faults.rehearsal import NEW, NEXT, OLD, Rehearsal, Scenario, for_each
+from faults.rehearsal import NEW, NEXT, OLD, Rehearsal, Scenario, for_each, is_of_journal
 from faults.saves import Attempt, assert_only_own_files, data_files, names_in
 from faults.strace import Call, without_ids
 
@@ -62,6 +62,8 @@ class Outcome:
 
 def outcome_of(rehearsal: Rehearsal, call: Call, error: str) -> Outcome:
     earlier = rehearsal.calls[: rehearsal.calls.index(call)]
+    if is_of_journal(call):
+        return Outcome(commits=True)  # a line of the journal is written behind the commit, and may be lost
     if call.name == "close":
         return outcome_of_close(rehearsal, call, earlier)
     if call.name.startswith("rename"):
@@ -152,7 +154,7 @@ def test_nothing_is_missed(rehearsal: Rehearsal) -> None:
         return {call.files for call in rehearsal.calls if call.name.startswith(kind) and "*" in call.files}
 
     scenario = rehearsal.scenario
-    assert [call for call in rehearsal.left_out if call.name.startswith(WRITING)] == []
+    assert [call for call in rehearsal.left_out if call.name.startswith(WRITING) and not is_of_journal(call)] == []
     assert len(files("ftruncate")) == (3 if scenario.file_a_record else 1) + (scenario.rank == 0)
     assert files("pwrite") == files("ftruncate")
     if scenario.sync:

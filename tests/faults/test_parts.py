@@ -133,6 +133,7 @@ def test_kill_of_a_prune(server: ForkServer, tmp_path: Path) -> None:
         assert states[2] == "complete"
         if states.get(1) == "complete":
             assert loaded(root / "global_step_1") == 1
+            assert loaded(root / "global_step_2") == 2  # what was loaded last is never removed
         elif 1 in states:
             with pytest.raises(CheckpointNotFoundError):  # not even the model loads: its mark is removed first
                 load(root / "global_step_1", {"model": torch.nn.Linear(3, 5)}, "ddp")

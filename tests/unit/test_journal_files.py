@@ -38,6 +38,14 @@ def step(run: Path, number: int, lines: range) -> Path:
     return path
 
 
+def carried(removed: list[Path], into: Path) -> list[str]:
+    run = os.open(into.parent, os.O_RDONLY)
+    try:
+        return carry_lines(run, [path.name for path in removed], into.name)
+    finally:
+        os.close(run)
+
+
 def lines_of(folder: Path) -> list[int]:
     """Returns the numbers of the lines of one journal, the oldest first."""
     contents = [path.read_bytes() for path in journal_files.journal_paths(folder / ".bcp") if path.exists()]
@@ -51,10 +59,10 @@ def steps_of(run: Path) -> list[int]:
 @pytest.mark.parametrize(("few", "many"), [(1, 9), (9, 1), (0, 3), (3, 0)])
 def test_lines_go_before_those_of_the_step_that_stays(tmp_path: Path, few: int, many: int) -> None:
     old, new = step(tmp_path, 1, range(many)), step(tmp_path, 2, range(many, many + few))
-    assert carry_lines([old], new) == []
+    assert carried([old], new) == []
     assert lines_of(new) == [*range(many + few)]
     assert lines_of(old) == []
-    assert carry_lines([old, tmp_path / "gone"], new) == []
+    assert carried([old, tmp_path / "gone"], new) == []
     assert lines_of(new) == [*range(many + few)]
 
 
@@ -62,7 +70,7 @@ def test_a_torn_line_swallows_none(tmp_path: Path) -> None:
     old, new = step(tmp_path, 1, range(1)), step(tmp_path, 2, range(1, 2))
     with (old / ".bcp" / "journal.jsonl").open("ab") as file:
         file.write(b'{"format":1,"ki')
-    assert carry_lines([old], new) == []
+    assert carried([old], new) == []
     records, num_skipped = read_journal(tmp_path)
     assert ([record["save_id"] for record in records], num_skipped) == (["00000", "00001"], 1)
 
@@ -70,7 +78,7 @@ def test_a_torn_line_swallows_none(tmp_path: Path) -> None:
 def test_what_has_no_lines_makes_no_folder(tmp_path: Path) -> None:
     old, new = step(tmp_path, 1, range(0)), step(tmp_path, 2, range(0))
     (old / ".bcp" / "traces").mkdir(parents=True)
-    assert carry_lines([old], new) == []
+    assert carried([old], new) == []
     assert [*new.iterdir()] == []
 
 
@@ -79,7 +87,7 @@ def test_a_journal_that_is_carried_on_and_on_stays_in_bounds(tmp_path: Path, mon
     before = step(tmp_path, 0, range(1))
     for number in range(1, 100):
         after = step(tmp_path, number, range(number, number + 1))
-        assert carry_lines([before], after) == []
+        assert carried([before], after) == []
         kept = lines_of(after)
         assert kept == [*range(number + 1 - len(kept), number + 1)], "the newest lines, in their order"
         assert len(kept) >= min(number + 1, 30)
@@ -97,7 +105,7 @@ def test_a_step_on_another_file_system(tmp_path: Path) -> None:
     elsewhere.mkdir()
     try:
         old, new = step(elsewhere, 1, range(5)), step(tmp_path, 2, range(5, 6))
-        assert carry_lines([old], new) == []
+        journal_files._carry(old, new)
         assert (lines_of(old), lines_of(new)) == ([], [*range(6)])
         assert [path.name for path in (new / ".bcp").iterdir()] == ["journal.jsonl"]
     finally:
@@ -108,16 +116,16 @@ def test_a_journal_that_a_save_writes_now_is_left_to_it(tmp_path: Path) -> None:
     old, new = step(tmp_path, 1, range(2)), step(tmp_path, 2, range(2, 3))
     with (old / ".bcp" / "journal.jsonl").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert carry_lines([old], new) == []
+        assert carried([old], new) == []
         assert (lines_of(old), lines_of(new)) == ([0, 1], [2])
-    assert carry_lines([old], new) == []
+    assert carried([old], new) == []
     assert lines_of(new) == [0, 1, 2]
 
 
 def test_what_cannot_be_kept_is_named(tmp_path: Path) -> None:
     old, new = step(tmp_path, 1, range(1)), step(tmp_path, 2, range(0))
     (new / ".bcp").write_text("a file stands where the folder would be")
-    (failure,) = carry_lines([old], new)
+    (failure,) = carried([old], new)
     assert failure.startswith("the journal of step_1 is not kept: ")
     assert os.strerror(errno.ENOTDIR) in failure
 
@@ -126,11 +134,11 @@ def test_a_crash_leaves_a_line_twice_at_most(tmp_path: Path) -> None:
     """The process dies between the two steps of the move; readers see each line once, and the next prune goes on."""
     old, new = step(tmp_path, 1, range(4)), step(tmp_path, 2, range(4, 5))
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom bytecheckpoint.checkpoint import journal_files\n"
+        "import os, sys\nfrom bytecheckpoint.checkpoint import journal_files\n"
         "journal_files._move = lambda *_: os._exit(9)\n"
-        "journal_files.carry_lines([Path(sys.argv[1])], Path(sys.argv[2]))\n"
+        "journal_files.carry_lines(os.open(sys.argv[1], os.O_RDONLY), ['step_1'], 'step_2')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script, str(old), str(new)], check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=60)
     assert ended.returncode == 9
     assert (lines_of(old), lines_of(new)) == ([0, 1, 2, 3, 4], [4])
 
@@ -140,7 +148,7 @@ def test_a_crash_leaves_a_line_twice_at_most(tmp_path: Path) -> None:
     assert ids() == [f"{number:05}" for number in range(5)]
     for last in range(1, 6):
         assert len(ids(last)) == last
-    assert carry_lines([old], new) == []
+    assert carried([old], new) == []
     assert ids() == [f"{number:05}" for number in range(5)]
 
 
@@ -189,3 +197,23 @@ def test_what_a_failed_save_traced_is_an_empty_step(run: RunFolder) -> None:
     assert (folder.state, folder.reason) == ("half", "empty")
     assert prune(run.root, keep_latest=1).swept == [str(run.path(1))]
     assert [path.name for path in run.root.iterdir()] == ["step-2"]
+
+
+@pytest.mark.parametrize("link", ["step_1", "step_1/.bcp", "step_1/.bcp/journal.jsonl", "step_2", "step_2/.bcp"])
+def test_links_are_not_followed(tmp_path: Path, link: str) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    run.mkdir()
+    old, new = step(run, 1, range(2)), step(run, 2, range(2, 3))
+    (run / link).rename(outside)
+    (run / link).symlink_to(outside)
+
+    def contents() -> list[bytes]:
+        return [path.read_bytes() for path in (outside, *sorted(outside.rglob("*"))) if path.is_file()]
+
+    before = contents()
+    (failure,) = carried([old], new)
+    assert failure.startswith("the journal of step_1 is not kept: ")
+    assert before == (
+        {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} or outside.read_bytes()
+    )
+    assert lines_of(old) == [0, 1]
