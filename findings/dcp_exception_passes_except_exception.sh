@@ -8,9 +8,8 @@
 # Expected: `except Exception` around dcp.load catches a load that fails. The class is called CheckpointException and its
 # docstring says "Exception raised if failure was detected".
 #
-# Seen: it derives from BaseException, as KeyboardInterrupt does. `except Exception` lets it pass, and so do
-# concurrent.futures callbacks, retry loops and test helpers that are written for Exception. The cause inside it is an
-# ordinary RuntimeError.
+# Seen: it derives from BaseException, as KeyboardInterrupt does. `except Exception` lets it pass, although the cause
+# inside it is an ordinary RuntimeError. (torch 2.15.0 behaves alike.)
 #
 # Who is hurt: a trainer that tries the newest checkpoint and falls back to an older one. It dies instead.
 #

@@ -13,7 +13,7 @@
 #
 # Who is hurt: whoever loads into flattened views of sharded parameters, such as flat buffers of optimizers.
 #
-# Way round: load into the tensor as it was distributed (it is sharded evenly there), and reshape afterwards.
+# Way round: load into the tensor before it is reshaped, and reshape it afterwards.
 set -euo pipefail
 name=dcp_load_into_reshaped_dtensor
 work=$(mktemp -d)

@@ -12,7 +12,7 @@
 # dict, and the live model keeps its values.
 #
 # Who is hurt: whoever groups the state by parts ({"actor": {...}, "critic": {...}}). The loss after a resume is that of
-# a fresh model. Sharded parameters are pickled rank by rank.
+# a fresh model.
 #
 # Way round: hand over model.state_dict() yourself below the top level.
 set -euo pipefail
