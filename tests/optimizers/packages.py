@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["MODULES", "SHORT", "Make", "makes", "optimizers_of", "short_names", "versions"]
+__all__ = ["MODULES", "NO_FOREACH", "SHORT", "Make", "makes", "optimizers_of", "short_names", "versions"]
 
 Make = Callable[[Any, nn.Module], Any]
 
@@ -108,14 +108,17 @@ def _low_rank(kind: Any, model: nn.Module, **options: Any) -> Any:
     return kind([{"params": _others(model)}, {**of_matrices, **options}])
 
 
+NO_FOREACH = "foreach=False"
 _USUAL: dict[str, Make] = {
     "parameters": lambda kind, model: kind(model.parameters()),
     "lr": lambda kind, model: kind(model.parameters(), lr=1e-3),
+    "momentum": lambda kind, model: kind(model.parameters(), lr=1e-3, momentum=0.9),
     "matrices": lambda kind, model: kind(_matrices(model)),
     "use_muon": _by_use,
     "base class": lambda kind, model: kind(model.parameters(), base_optimizer=torch.optim.AdamW),
     "around AdamW": lambda kind, model: kind(torch.optim.AdamW(model.parameters())),
     "with the model": lambda kind, model: kind(model, model.parameters(), base_optimizer=torch.optim.AdamW),
+    NO_FOREACH: lambda kind, model: kind(model.parameters(), foreach=False),
     "num_data": lambda kind, model: kind(model.parameters(), num_data=16),
 }
 # These could be made in a usual way, too, but would not do what they are for, or not on a CPU.
@@ -124,6 +127,10 @@ _SPECIAL: dict[str, Make] = {
     "torch.optim:LBFGS": lambda kind, model: kind(model.parameters(), max_iter=4),
     "schedulefree:RAdamScheduleFree": lambda kind, model: kind(model.parameters(), silent_sgd_phase=False),
     "schedulefree:RAdamScheduleFreeClosure": lambda kind, model: kind(model.parameters(), silent_sgd_phase=False),
+    # With larger triangles a step takes seconds.
+    "pytorch_optimizer:Kron": lambda kind, model: kind(model.parameters(), max_size_triangular=8),
+    "pytorch_optimizer:RAdam": lambda kind, model: kind(model.parameters(), degenerated_to_sgd=True),
+    "pytorch_optimizer:Ranger21": lambda kind, model: kind(model.parameters(), num_iterations=100),
     "torch.optim:SGD": lambda kind, model: kind(model.parameters(), lr=0.1, momentum=0.9),
     **{f"galore_torch:{name}": _low_rank for name in ("GaLoreAdafactor", "GaLoreAdamW", "GaLoreAdamW8bit")},
     **{f"apollo_torch:{name}": _low_rank for name in ("GaLoreAdafactor", "GaLoreAdamW", "GaLoreAdamW8bit")},

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.ranks import RanksFailed, forked_with, run_ranks
 
-from optimizers.packages import MODULES, SHORT, optimizers_of, short_names, versions
+from optimizers.packages import MODULES, NO_FOREACH, SHORT, optimizers_of, short_names, versions
 from optimizers.tables import faults, report
 from optimizers.trained import Recipe
 from optimizers.trials import Trial, tried
@@ -41,8 +41,16 @@ def survey(names: Sequence[str]) -> Iterator[tuple[Trial, Trial | None]]:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             plain = _run(1, name, f"{folder}/plain", None)
-            sharded = None if plain.unusable else _run(2, name, f"{folder}/fsdp2", plain.recipe)
-        yield plain, sharded
+            yield plain, _sharded(name, folder, plain.recipe) if plain.recipe and not plain.unusable else None
+
+
+def _sharded(name: str, folder: str, recipe: Recipe) -> Trial:
+    """Returns the trial under FSDP2. DTensors lack many of the operations by which optimizers step on lists."""
+    first = _run(2, name, f"{folder}/fsdp2", recipe)
+    if not first.unusable or recipe.make not in ("parameters", "lr"):
+        return first
+    second = _run(2, name, f"{folder}/no_foreach", dataclasses.replace(recipe, make=NO_FOREACH))
+    return first if second.unusable else second
 
 
 def forked_with_packages(modules: Collection[str]) -> contextlib.AbstractContextManager[None]:
@@ -74,7 +82,7 @@ def main() -> int:
             print(f"{len(pairs)}/{len(names)} {pair[0].name}", file=sys.stderr, flush=True)
             if arguments.json:
                 kept = [[dataclasses.asdict(trial) if trial else None for trial in each] for each in pairs]
-                arguments.json.write_text(json.dumps(kept))
+                arguments.json.write_text(json.dumps(kept, default=sorted))
     plain, sharded = [pair[0] for pair in pairs], [pair[1] for pair in pairs if pair[1] is not None]
     print(report(plain, sharded))
     print("\nVersions: " + ", ".join(f"{name} {version}" for name, version in versions(modules).items()) + ".")

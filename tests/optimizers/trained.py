@@ -33,7 +33,8 @@ class Net(nn.Module):
         self.output = nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.output(self.mlp(self.norm(self.query(inputs))).tanh())
+        outputs: torch.Tensor = self.output(self.mlp(self.norm(self.query(inputs))).tanh())
+        return outputs
 
 
 class Sparse(nn.Module):
@@ -44,7 +45,8 @@ class Sparse(nn.Module):
         self.embedding = nn.Embedding(WIDTH, WIDTH, sparse=True)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.embedding(inputs.abs().mul(10).long().clamp(max=WIDTH - 1))
+        outputs: torch.Tensor = self.embedding(inputs.abs().mul(10).long().clamp(max=WIDTH - 1))
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Trained:
             def closure(inputs: torch.Tensor = inputs) -> torch.Tensor:
                 self.optimizer.zero_grad()
                 loss: torch.Tensor = self.model(inputs).pow(2).mean()
-                loss.backward(create_graph=self.drive == "graph")
+                torch.autograd.backward(loss, create_graph=self.drive == "graph")
                 return loss
 
             self._step(closure)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from optimizers.trials import FRESH, SAME, TRAINED, ZEROS, Attempt, Trial
+from optimizers.trials import FRESH, SAME, TRAINED, TRUSTED, ZEROS, Attempt, Trial
 from optimizers.ways import OWN
 
 __all__ = ["Verdict", "verdict"]
@@ -18,11 +18,15 @@ _REASONS = (
     ("must be a str|has the key .* which would come back", "keys that are not text"),
     ("by the parts of a tensor subclass", "no tensors to fill"),
     ("a value of type NoneType", "a tensor where the target has None"),
+    ("is not plain data", "objects of its own classes"),
+    ("not in train mode", "it is not in train mode"),
+    ("'NoneType' object is not callable", "its step needs a closure"),
+    ("is not by parameter", "entries of its own"),
+    ("shards of a DTensor cannot be read", "Partial DTensors"),
     ("is an empty dict", "an empty dict"),
     ("is a tuple", "tensors in a tuple"),
 )
-_OF_ONE_RANK = "its ranks differ: all get the values of one"
-_NEEDS = {ZEROS: "after a step of zeros", TRAINED: "after a step of training"}
+_NEEDS = {FRESH: "", ZEROS: " after a step of zeros", TRAINED: " after a step of training"}
 
 
 @dataclass(frozen=True)
@@ -43,26 +47,29 @@ def verdict(trial: Trial, way: str) -> Verdict:
     for into, attempt in attempts.items():
         if attempt.kind in ("same", "refused", "no target"):
             continue
-        if into in control and control[into].kind not in ("same", "refused"):
+        of_control = control.get(into.removesuffix(TRUSTED))
+        if of_control is not None and of_control.kind not in ("same", "refused"):
             continue
         if attempt.kind != "raised" and not trial.is_alike:
-            return Verdict(_OF_ONE_RANK)
+            return _of_one_rank(trial, way)
         return Verdict(f"DIFFERS ({into}): {attempt.outcome}", is_fault=True)
     came_back = next((into for into, attempt in attempts.items() if attempt.kind == "same"), None)
     if came_back is None and not trial.is_alike:
-        return Verdict(_OF_ONE_RANK)
+        return _of_one_rank(trial, way)
     if came_back is None:
         return Verdict(_failure(attempts))
     text = SAME if trial.is_repeatable else f"{SAME}; its steps are not repeatable"
-    if came_back == FRESH or (came_back == ZEROS and way == OWN):
+    into = came_back.removesuffix(TRUSTED)
+    needed = "" if into == ZEROS and way == OWN else _NEEDS[into]
+    if not needed and into == came_back:
         return Verdict(text)
-    return Verdict(f"{text} {_NEEDS[came_back]}, {_before(attempts)}")
+    with_pickle = TRUSTED.replace(",", "") * came_back.endswith(TRUSTED)
+    return Verdict(f"{text}{with_pickle}{needed}, else {_said(next(iter(attempts.values())))}")
 
 
-def _before(attempts: Mapping[str, Attempt]) -> str:
-    """Says what happens without that step."""
-    first = next(iter(attempts.values()))
-    return f"else {_said(first)}"
+def _of_one_rank(trial: Trial, way: str) -> Verdict:
+    is_said = way in trial.warned
+    return Verdict(f"ranks differ: all get values of one{', and we warn' if is_said else ''}", is_fault=not is_said)
 
 
 def _failure(attempts: Mapping[str, Attempt]) -> str:
@@ -72,13 +79,16 @@ def _failure(attempts: Mapping[str, Attempt]) -> str:
 
 def _said(attempt: Attempt) -> str:
     name = attempt.outcome.split(":")[0]
-    if attempt.kind == "refused":
-        reason = next((short for pattern, short in _REASONS if re.search(pattern, attempt.outcome)), attempt.outcome)
-        return f"refused ({reason})"
-    if attempt.kind == "no target":
-        return f"it cannot make that step ({name})"
-    if attempt.kind in ("raised", "save"):
-        return f"torch raises {name}"
-    if attempt.kind == "next step":
-        return "its next step differs, as with stock DCP"
-    return f"torch loses state{', we warn' if attempt.warning else ''}"
+    reason = next((short for pattern, short in _REASONS if re.search(pattern, attempt.outcome)), "")
+    match attempt.kind:
+        case "refused":
+            return f"refused ({reason or attempt.outcome})"
+        case "no target":
+            return f"it cannot make that step ({reason or name})"
+        case "raised":
+            return f"stock DCP raises {name}, too" + f" ({reason})" * bool(reason)
+        case "changed by the save":
+            return "torch changes the optimizer that it saves"
+        case "next step":
+            return "its next step differs: it keeps state elsewhere"
+    return f"lost with stock DCP, too{', and we warn' if attempt.warning else ''}"
