@@ -17,11 +17,22 @@ _WAYS = (LIVE, OWN, TORCH)
 
 def report(plain: Sequence[Trial], sharded: Sequence[Trial]) -> str:
     """Returns the tables of one process and of FSDP2, and what could not be tried."""
-    parts = [f"In one process:\n\n{_table(plain)}", f"Under FSDP2, on two ranks:\n\n{_table(sharded)}"]
-    for trials, where in ((plain, "on this machine"), (sharded, "under FSDP2")):
-        unusable = [trial for trial in trials if trial.unusable]
-        if unusable:
-            parts.append(f"Cannot train {where}: {_named(unusable, trials)}.")
+    parts = []
+    for trials, title, where in (
+        (plain, "In one process:", "on this machine"),
+        (sharded, "Under FSDP2, on two ranks:", "under FSDP2"),
+    ):
+        rows: dict[tuple[str, ...], list[Trial]] = {}
+        for trial in trials:
+            texts = ("",) if trial.unusable else tuple(verdict(trial, way).text for way in _WAYS)
+            rows.setdefault(texts, []).append(trial)
+        lines = [f"| optimizers | `{LIVE}` | `{OWN}` | `{TORCH}` |", "| --- | --- | --- | --- |"]
+        for texts, of_row in sorted(rows.items(), key=lambda row: -len(row[1])):
+            if texts != ("",):
+                lines.append(f"| {_named(of_row, [*rows.values()])} | {' | '.join(texts)} |")
+        parts += [title, "\n".join(lines)]
+        if unusable := rows.get(("",)):
+            parts.append(f"Cannot train {where}: {_named(unusable, [*rows.values()])}.")
     return "\n\n".join(parts)
 
 
@@ -36,28 +47,18 @@ def faults(trials: Iterable[Trial]) -> list[str]:
     ]
 
 
-def _table(trials: Sequence[Trial]) -> str:
-    rows: dict[tuple[str, ...], list[Trial]] = {}
-    for trial in trials:
-        if not trial.unusable:
-            rows.setdefault(tuple(verdict(trial, way).text for way in _WAYS), []).append(trial)
-    lines = [f"| optimizers | `{LIVE}` | `{OWN}` | `{TORCH}` |", "| --- | --- | --- | --- |"]
-    for texts, of_row in sorted(rows.items(), key=lambda row: -len(row[1])):
-        lines.append(f"| {_named(of_row, trials)} | {' | '.join(texts)} |")
-    return "\n".join(lines)
-
-
-def _named(some: Sequence[Trial], every: Sequence[Trial]) -> str:
-    """Names optimizers by module. Of a module of which more than half, and more than three, are meant: all others."""
-    of_every = Counter(_module(trial) for trial in every)
+def _named(row: Sequence[Trial], rows: Sequence[Sequence[Trial]]) -> str:
+    """Names the optimizers of a row by module. Those of the row that has most of a module are "all others"."""
+    counts = [Counter(map(_module, each)) for each in rows]
     by_module: dict[str, list[str]] = {}
-    for trial in some:
+    for trial in row:
         by_module.setdefault(_module(trial), []).append(trial.name.split(":")[1])
     texts = []
     for module, names in by_module.items():
-        is_most = len(names) > 3 and 2 * len(names) > of_every[module]
-        others = f"all {len(names)}" if len(names) == of_every[module] else f"all {len(names)} others"
-        texts.append(f"{module}: {others if is_most else ', '.join(names)}")
+        most = max(counts, key=lambda count: count[module])
+        is_most = len(names) > 3 and most == Counter(map(_module, row))
+        others = "" if sum(count[module] for count in counts) == len(names) else " others"
+        texts.append(f"{module}: {f'all {len(names)}{others}' if is_most else ', '.join(names)}")
     return "; ".join(texts)
 
 

@@ -99,8 +99,13 @@ def test_whose_fault_it_is() -> None:
         "bit for bit after a step of zeros, else lost with stock DCP, too",
         False,
     )
+    own = of(OWN, {ZEROS: DIFFERS}, {ZEROS: DIFFERS})
+    own.stock[LIVE] = {FRESH: SAME_AGAIN}
+    assert verdict(own, OWN).is_fault
+    warned = of(OWN, {ZEROS: Attempt("differs", ".a is missing", "only a part of")}, {ZEROS: DIFFERS})
+    assert verdict(warned, OWN).text == "lost with stock DCP, too, and we warn"
     refused = Attempt("refused", "UnsupportedError: A keeps state under 'b', which is not a parameter")
     assert verdict(of(LIVE, {"save": refused}, {}), LIVE).text == "refused (state of no parameter)"
-    for warned in (set(), {LIVE}):
-        ranks = of(LIVE, {FRESH: DIFFERS}, {FRESH: SAME_AGAIN}, is_alike=False, warned=warned)
-        assert verdict(ranks, LIVE).is_fault == (not warned)
+    for said in (set(), {LIVE}):
+        ranks = of(LIVE, {FRESH: DIFFERS}, {FRESH: SAME_AGAIN}, is_alike=False, warned=said)
+        assert verdict(ranks, LIVE).is_fault == (not said)
