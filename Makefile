@@ -64,7 +64,7 @@ wheel: $(VENV)/.built $(VENV)/.wheel  ## a wheel for this Python and this torch,
 	  build/plain_wheel/*.whl
 	$(BIN)/python tests/packaging/try_wheel.py build/wheels/*.whl
 
-torture: $(VENV)/.built $(VENV)/.test build/objects/.testing build/failpoints/.built  ## all tests, those of hours too: every fault at every point
+torture: $(VENV)/.built $(VENV)/.test $(VENV)/.optimizers build/objects/.testing build/failpoints/.built  ## all tests, those of hours too: every fault at every point
 	BCP_LONG=1 $(PYTEST) $(PYTEST_ARGS)
 	$(MAKE) -j$(JOBS) -f tests/cpp/build.mk VARIANT=plain all
 	BCP_LONG=1 build/cpp/plain/run_tests -tc='power_loss*'
@@ -131,7 +131,8 @@ GROUPS_test = test lint frameworks $(OLMO)
 GROUPS_bench = bench
 GROUPS_docs = docs
 GROUPS_wheel = wheel
-$(VENV)/.test $(VENV)/.bench $(VENV)/.docs $(VENV)/.wheel: $(VENV)/.%: $(DEPENDENCIES)
+GROUPS_optimizers = optimizers
+$(VENV)/.test $(VENV)/.bench $(VENV)/.docs $(VENV)/.wheel $(VENV)/.optimizers: $(VENV)/.%: $(DEPENDENCIES)
 	$(PIP_INSTALL) "$(TORCH)" $$($(call packages_of,$(GROUPS_$*)))
 	touch $@
 
