@@ -269,7 +269,7 @@ def assert_failed_step_is_none(run: Run, ranks: Ranks, where: str) -> None:
     assert (run.root / TRACKER).read_text() == str(tracked)
     with warnings.catch_warnings():
         # A step 2 that is half, or that the tracker does not name, is named in a warning.
-        is_named = any(folder.step == 2 and tracked == 1 or not folder.is_complete for folder in scan_steps(run.root))
+        is_named = any((folder.step == 2 and tracked == 1) or not folder.is_complete for folder in scan_steps(run.root))
         warnings.simplefilter("ignore" if is_named else "error")
         newest = find_latest_ckpt_path(run.root)
     assert newest == str(run.folder(2 if run.is_over and is_whole else 1))
