@@ -17,7 +17,7 @@ from typing import Any
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from bytecheckpoint.checkpoint.local_path import is_local, is_url, location
-from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, is_called_by_async_save
+from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, is_called_by_async_save, lets_dcp_choose_ranks
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.call_context import explicit_call
 from bytecheckpoint.dcp.direct_calls import failing_planner, save_over_group
@@ -32,6 +32,7 @@ from bytecheckpoint.dcp.stateful import QuickStateful, quick_copy, speed_up_if_w
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import draw_turn, take_drawn_turn
 from bytecheckpoint.distributed.groups import group_of_save, keep_watching
+from bytecheckpoint.distributed.launch import refuse_unaware_rank
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.stores import can_use_stores
 from bytecheckpoint.object_store.urls import is_known_store
@@ -284,11 +285,14 @@ def _with_call_context(flow: Callable[..., Any], storage: str, planner_of_now: C
     @wraps(flow)
     def with_context(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
+        writer = given[storage]
+        if isinstance(writer, BcpWriter) and lets_dcp_choose_ranks():
+            refuse_unaware_rank("save", str(writer.path))
         if given.get("planner") is None:
             given["planner"] = planner_of_now()()
         given_state, _of_thread.given = getattr(_of_thread, "given", None), None
         staged = given_state and given_state()
-        with explicit_call(given[storage], staging_of(staged), **given), claimed(staged):
+        with explicit_call(writer, staging_of(staged), **given), claimed(staged):
             return flow(**given)
 
     return with_context
