@@ -143,10 +143,10 @@ def _replace(
     on_report: OnReport | None,
 ) -> None:
     global _on_report
-    if allow_pickle:
-        config = _allowing_pickle(config)
     if _replaced:
         return
+    if allow_pickle:
+        config = dataclasses.replace(config or Config.from_env(), allow_pickle=True)
     replacements = _replacements(config, spec, choice)
     for module, name, _, ours in replacements:
         setattr(module, name, ours)
@@ -169,10 +169,6 @@ def _give_back() -> None:
 
 
 _replacing = Replacing(_replace, _give_back)
-
-
-def _allowing_pickle(config: Config | None) -> Config:
-    return dataclasses.replace(config or Config.from_env(), allow_pickle=True)
 
 
 def _replacements(
@@ -285,14 +281,13 @@ def _with_call_context(flow: Callable[..., Any], storage: str, planner_of_now: C
     @wraps(flow)
     def with_context(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        writer = given[storage]
-        if isinstance(writer, BcpWriter) and lets_dcp_choose_ranks():
-            refuse_unaware_rank("save", str(writer.path))
+        if isinstance(given[storage], BcpWriter) and lets_dcp_choose_ranks():
+            refuse_unaware_rank("save", str(given[storage].path))
         if given.get("planner") is None:
             given["planner"] = planner_of_now()()
-        given_state, _of_thread.given = getattr(_of_thread, "given", None), None
-        staged = given_state and given_state()
-        with explicit_call(writer, staging_of(staged), **given), claimed(staged):
+        state, _of_thread.given = getattr(_of_thread, "given", None), None
+        staged = state and state()
+        with explicit_call(given[storage], staging_of(staged), **given), claimed(staged):
             return flow(**given)
 
     return with_context

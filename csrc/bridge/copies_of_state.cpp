@@ -9,6 +9,7 @@
 #include "csrc/base/crc32.h"
 #include "csrc/base/index_table.h"
 #include "csrc/bridge/gil_yield.h"
+#include "csrc/bridge/python_calls.h"
 #include "csrc/bridge/tree_caster.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/format/builtin_archive.h"
@@ -54,7 +55,7 @@ class CopyScan {
     const uint32_t mesh = is_sharded ? mesh_of(value) : 0;
     if (mesh == kMeshOfAll) return;
     const py::object shards = compares_ && is_sharded && value.kind == StateValue::Kind::kOther
-                                  ? questions_.shards_of(value.value)
+                                  ? call_python(questions_.shards_of, value.value)
                                   : py::none();
     for (uint32_t b = 0; b < entry.num_boxes; ++b) {
       planner::BoxArray box;
@@ -67,10 +68,10 @@ class CopyScan {
   }
 
   uint32_t mesh_of(const StateValue& value) {
-    if (value.kind != StateValue::Kind::kDTensor) return questions_.mesh_of(value.value).cast<uint32_t>();
-    PyObject* const mesh = value.value.attr("device_mesh").ptr();  // the tensor keeps it
+    if (value.kind != StateValue::Kind::kDTensor) return call_python(questions_.mesh_of, value.value).cast<uint32_t>();
+    PyObject* const mesh = attribute(value.value, py::str("device_mesh")).ptr();  // the tensor keeps it
     const auto [known, is_new] = meshes_.try_emplace(mesh, 0);
-    if (is_new) known->second = questions_.mesh_of(value.value).cast<uint32_t>();
+    if (is_new) known->second = call_python(questions_.mesh_of, value.value).cast<uint32_t>();
     return known->second;
   }
 
@@ -118,7 +119,7 @@ class CopyScan {
   }
 
   void ask_checksum(const py::object& value) {
-    const py::object checksum = questions_.checksum_of(value);
+    const py::object checksum = call_python(questions_.checksum_of, value);
     if (checksum.is_none()) return;
     copies.back().how = HeldCopy::kWhole;
     copies.back().checksum = checksum.cast<uint32_t>();

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bridge/dcp_objects.h"
 
-#include <pybind11/gil_safe_call_once.h>
-
 #include <unordered_map>
 
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/gil.h"
+#include "csrc/bridge/python_calls.h"
 
 namespace bytecheckpoint::bridge {
 namespace {
@@ -66,10 +65,7 @@ struct Dcp {
 };
 
 const Dcp& dcp() {
-  // The look-up runs Python, which may let another thread in. With a plain static that thread would wait with the GIL
-  // held.
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Dcp> objects;
-  return objects.call_once_and_store_result([] { return Dcp(); }).get_stored();
+  return found_once<Dcp>();
 }
 
 /// Pauses the garbage collector while many objects are made that all stay alive: collections would find nothing, and

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bridge/dtensor_pieces.h"
 
-#include <pybind11/gil_safe_call_once.h>
-
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -11,6 +9,7 @@
 
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/gil_yield.h"
+#include "csrc/bridge/python_calls.h"
 #include "csrc/bridge/state_values.h"
 #include "csrc/bridge/torch_tensor.h"
 
@@ -27,8 +26,7 @@ struct NamesOfDTensors {
 };
 
 const NamesOfDTensors& names_of_dtensors() {
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<NamesOfDTensors> found;
-  return found.call_once_and_store_result([] { return NamesOfDTensors(); }).get_stored();
+  return found_once<NamesOfDTensors>();
 }
 
 /// Whether DCP's box is right whatever the shape: each dim is sharded by one axis at most, and in one run.
@@ -38,7 +36,7 @@ bool is_simple(const py::tuple& placements) {
     auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(placement.ptr()));
     if (type == names_of_dtensors().replicate.ptr()) continue;
     if (type != names_of_dtensors().shard.ptr()) return false;
-    const auto dim = placement.attr(names_of_dtensors().dim).cast<int64_t>();
+    const auto dim = attribute(placement, names_of_dtensors().dim).cast<int64_t>();
     // A negative dim may be one of the others.
     for (const int64_t other : dims) {
       if (other == dim || other < 0 || dim < 0) return false;
@@ -55,28 +53,23 @@ class PiecesFinder {
 
   /// Returns the pieces of a DTensor; None if DCP is right.
   py::object find(py::handle dtensor) {
-    const py::tuple placements = dtensor.attr(names_of_dtensors().placements);
+    const py::tuple placements = attribute(dtensor, names_of_dtensors().placements);
     if (is_simple(placements)) return py::none();
     // The mesh is identified by its address, which it keeps while the state lives.
-    std::vector<int64_t> key = {
-        reinterpret_cast<intptr_t>(py::object(dtensor.attr(names_of_dtensors().device_mesh)).ptr()),
-        number_of(placements), number_of(order_of_(dtensor))};
+    std::vector<int64_t> key = {reinterpret_cast<intptr_t>(attribute(dtensor, names_of_dtensors().device_mesh).ptr()),
+                                number_in(numbers_, placements), number_in(numbers_, call_python(order_of_, dtensor))};
     for (py::handle of : {dtensor, py::handle(local_of(dtensor))}) {
       const std::optional<tensor::Dims> sizes = sizes_of_tensor(of.ptr());
-      if (!sizes.has_value()) return pieces_of_(dtensor);
+      if (!sizes.has_value()) return call_python(pieces_of_, dtensor);
       key.push_back(static_cast<int64_t>(sizes->size()));
       key.insert(key.end(), sizes->begin(), sizes->end());
     }
     const auto known = known_.find(key);
-    return known != known_.end() ? known->second : known_.emplace(key, pieces_of_(dtensor)).first->second;
+    if (known != known_.end()) return known->second;
+    return known_.emplace(key, call_python(pieces_of_, dtensor)).first->second;
   }
 
  private:
-  int64_t number_of(const py::object& value) {
-    if (!numbers_.contains(value)) numbers_[value] = numbers_.size();
-    return numbers_[value].cast<int64_t>();
-  }
-
   const py::object order_of_, pieces_of_;
   py::dict numbers_;  // a number of each tuple of placements and of each order
   std::map<std::vector<int64_t>, py::object> known_;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bridge/staged_tree.h"
 
-#include <pybind11/gil_safe_call_once.h>
-
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -10,6 +8,7 @@
 #include "csrc/base/bytes.h"
 #include "csrc/bridge/drop.h"
 #include "csrc/bridge/errors.h"
+#include "csrc/bridge/python_calls.h"
 #include "csrc/bridge/state_values.h"
 #include "csrc/bridge/tensor_parts.h"
 #include "csrc/bridge/unlocked.h"
@@ -31,12 +30,12 @@ bool is_immutable(py::handle value) {
          PyBytes_CheckExact(v) || PyComplex_CheckExact(v);
 }
 
+struct ShardedTensorClass {
+  py::object type = py::module_::import("torch.distributed._shard.sharded_tensor").attr("ShardedTensor");
+};
+
 bool is_sharded_tensor(py::handle value) {
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> type;
-  const auto import = [] {
-    return py::module_::import("torch.distributed._shard.sharded_tensor").attr("ShardedTensor");
-  };
-  return is_tensor(value.ptr()) && is_instance(value, type.call_once_and_store_result(import).get_stored());
+  return is_tensor(value.ptr()) && is_instance(value, found_once<ShardedTensorClass>().type);
 }
 
 /// The longest time until Ctrl-C is noticed.

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bridge/state_values.h"
 
-#include <pybind11/gil_safe_call_once.h>
-
 #include "csrc/bridge/dcp_objects.h"
 #include "csrc/bridge/dims_caster.h"
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/gil_yield.h"
+#include "csrc/bridge/python_calls.h"
 #include "csrc/bridge/tensor_parts.h"
 
 namespace bytecheckpoint::bridge {
@@ -27,8 +26,7 @@ struct InternedNames {
 };
 
 const InternedNames& names() {
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<InternedNames> found;
-  return found.call_once_and_store_result([] { return InternedNames(); }).get_stored();
+  return found_once<InternedNames>();
 }
 
 /// Whether the value is of a builtin type without attributes, which DCP always stores as bytes.
@@ -158,8 +156,8 @@ void StateScanner::read_parts(StateValue* state_value) {
 }
 
 const std::vector<tensor::Box>& StateScanner::boxes_of_dtensor(py::handle dtensor, const tensor::Dims& sizes) {
-  const py::object mesh = dtensor.attr(names().device_mesh);
-  const py::tuple placements = dtensor.attr(names().placements);
+  const py::object mesh = attribute(dtensor, names().device_mesh);
+  const py::tuple placements = attribute(dtensor, names().placements);
   // The mesh is identified by its address, which it keeps while the state lives: comparing meshes would cost more than
   // all else here.
   std::vector<int64_t> key = {reinterpret_cast<intptr_t>(mesh.ptr())};
@@ -167,7 +165,7 @@ const std::vector<tensor::Box>& StateScanner::boxes_of_dtensor(py::handle dtenso
   key.insert(key.end(), sizes.begin(), sizes.end());
   const auto known = known_.find(key);
   if (known != known_.end()) return known->second;
-  const bool is_in_mesh = !mesh.attr("get_coordinate")().is_none();
+  const bool is_in_mesh = !call_python(attribute(mesh, py::str("get_coordinate"))).is_none();
   return known_.emplace(std::move(key), is_in_mesh ? ask_dcp(dtensor) : std::vector<tensor::Box>()).first->second;
 }
 
@@ -180,14 +178,13 @@ void StateScanner::add_placement(py::handle placement, std::vector<int64_t>* key
   } else if (type == names().shard.ptr()) {
     key->insert(key->end(), {kShard, placement.attr(names().dim).cast<int64_t>()});
   } else {
-    if (!placements_.contains(placement)) placements_[placement] = placements_.size();
-    key->insert(key->end(), {kOther, placements_[placement].cast<int64_t>()});
+    key->insert(key->end(), {kOther, number_in(placements_, placement)});
   }
 }
 
 std::vector<tensor::Box> StateScanner::ask_dcp(py::handle tensor) const {
   std::vector<tensor::Box> boxes;
-  for (const py::handle chunk : chunks_of_(tensor)) boxes.push_back(read_chunk(chunk));
+  for (const py::handle chunk : call_python(chunks_of_, tensor)) boxes.push_back(read_chunk(chunk));
   return boxes;
 }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bridge/tensor_parts.h"
 
-#include <pybind11/gil_safe_call_once.h>
-
 #include "csrc/bridge/dims_caster.h"
+#include "csrc/bridge/python_calls.h"
 #include "csrc/bridge/torch_tensor.h"
 
 namespace bytecheckpoint::bridge {
@@ -20,8 +19,7 @@ struct NamesOfParts {
 };
 
 const NamesOfParts& names_of_parts() {
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<NamesOfParts> found;
-  return found.call_once_and_store_result([] { return NamesOfParts(); }).get_stored();
+  return found_once<NamesOfParts>();
 }
 
 /// Whether the tensor has an attribute. Creates no AttributeError: that would cost more than all else that is read of a
