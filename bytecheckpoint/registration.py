@@ -32,7 +32,7 @@ from bytecheckpoint.dcp.stateful import QuickStateful, quick_copy, speed_up_if_w
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import draw_turn, take_drawn_turn
 from bytecheckpoint.distributed.groups import group_of_save, keep_watching
-from bytecheckpoint.distributed.launch import refuse_unaware_rank
+from bytecheckpoint.distributed.launch import is_unaware, refuse_unaware_rank
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.stores import can_use_stores
 from bytecheckpoint.object_store.urls import is_known_store
@@ -281,7 +281,7 @@ def _with_call_context(flow: Callable[..., Any], storage: str, planner_of_now: C
     @wraps(flow)
     def with_context(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        if isinstance(given[storage], BcpWriter) and lets_dcp_choose_ranks():
+        if is_unaware() and isinstance(given[storage], BcpWriter) and lets_dcp_choose_ranks():
             refuse_unaware_rank("save", str(given[storage].path))
         if given.get("planner") is None:
             given["planner"] = planner_of_now()()

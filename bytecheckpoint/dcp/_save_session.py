@@ -27,7 +27,7 @@ from bytecheckpoint.compat.frames import Running
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.distributed.call_order import number_of_turn
-from bytecheckpoint.distributed.launch import refuse_unaware_rank
+from bytecheckpoint.distributed.launch import is_unaware, refuse_unaware_rank
 from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError
 from bytecheckpoint.object_store.client import StoreClient
@@ -220,7 +220,7 @@ def begin_session(path: str, save_id: str, context: CallContext, config: Config)
     Raises:
         ConfigError: A launcher has started several ranks, and DCP saves this one as if it were alone.
     """
-    if context.size < 2 and not context.is_explicit and lets_dcp_choose_ranks():
+    if context.size < 2 and is_unaware() and not context.is_explicit and lets_dcp_choose_ranks():
         refuse_unaware_rank("save", path)
     earlier: weakref.ref[SaveSession] | None = getattr(_of_thread, "session", None)
     session = None if earlier is None else earlier()

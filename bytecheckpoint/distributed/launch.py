@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from bytecheckpoint.errors import ConfigError
 
-__all__ = ["refuse_unaware_rank"]
+__all__ = ["is_unaware", "refuse_unaware_rank"]
 
 
 def refuse_unaware_rank(what: str, path: str) -> None:
@@ -26,10 +26,9 @@ def refuse_unaware_rank(what: str, path: str) -> None:
     Raises:
         ConfigError: ``WORLD_SIZE`` is greater than 1, and there is no process group.
     """
-    size = _number("WORLD_SIZE")
-    if size is None or size < 2 or (dist.is_available() and dist.is_initialized()):
+    if not is_unaware():
         return
-    rank = _number("RANK")
+    size, rank = _number("WORLD_SIZE"), _number("RANK")
     which = f"this process is one of {size} ranks" if rank is None else f"this process is rank {rank} of {size}"
     raise ConfigError(
         f"{what}({path}): {which}, as WORLD_SIZE in its environment says, but it has no process group, so the ranks do "
@@ -38,6 +37,12 @@ def refuse_unaware_rank(what: str, path: str) -> None:
         "WORLD_SIZE from its environment where a call has no such argument",
         path,
     )
+
+
+def is_unaware() -> bool:
+    """Whether a launcher has started several ranks, and nobody has made a process group in this one."""
+    size = _number("WORLD_SIZE")
+    return size is not None and size >= 2 and not (dist.is_available() and dist.is_initialized())
 
 
 def _number(variable: str) -> int | None:
