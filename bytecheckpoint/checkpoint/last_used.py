@@ -7,6 +7,7 @@ import itertools
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
+from pathlib import Path
 
 from bytecheckpoint.checkpoint.parts import PARTS
 from bytecheckpoint.object_store.urls import is_store_url
@@ -19,7 +20,10 @@ _MOST_NOTED = 4096
 
 
 class _Uses:
-    """When this process committed, and loaded, at which path: numbers that ascend."""
+    """When this process committed, and loaded, at which absolute path: numbers that ascend.
+
+    Links are followed when somebody asks, and not before: a call that has committed must not wait for storage again.
+    """
 
     def __init__(self) -> None:
         self.lock = ForkSafeLock()
@@ -41,13 +45,13 @@ _uses = PerProcess(_Uses)
 def note_commit(path: str | os.PathLike[str]) -> None:
     """Notes that this process has committed the checkpoint at ``path``."""
     uses = _uses.get()
-    uses.note(uses.commits, _real(path))
+    uses.note(uses.commits, _absolute(path))
 
 
 def note_load(path: str | os.PathLike[str]) -> None:
     """Notes that this process has loaded the checkpoint at ``path``, or a part of it."""
     uses = _uses.get()
-    uses.note(uses.loads, _real(path))
+    uses.note(uses.loads, _absolute(path))
 
 
 def last_used(paths: Iterable[str]) -> dict[str, str]:
@@ -61,8 +65,9 @@ def last_used(paths: Iterable[str]) -> dict[str, str]:
         return {}
     steps = {_real(path): path for path in paths}
     with uses.lock:
-        committed, commit = _last(steps, uses.commits)
-        loaded, load = _last(steps, uses.loads)
+        commits, loads = [*uses.commits.items()], [*uses.loads.items()]
+    committed, commit = _last(steps, commits)
+    loaded, load = _last(steps, loads)
     found = {}
     if committed is not None:
         found[committed] = "this process has committed it last"
@@ -71,19 +76,26 @@ def last_used(paths: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _last(steps: dict[str, str], uses: OrderedDict[str, int]) -> tuple[str | None, int]:
+def _last(steps: dict[str, str], uses: list[tuple[str, int]]) -> tuple[str | None, int]:
     """Returns the step folder with the last of ``uses``, which may be of a part of it, and the number of that use.
 
     Args:
         steps: Step folders by their real paths.
-        uses: Numbers by real paths, in ascending order.
+        uses: Absolute paths and numbers, in ascending order.
     """
-    for used, number in reversed(uses.items()):
+    for path, number in reversed(uses):
+        used = _real(path)
         folder, _, name = used.rpartition("/")
         step = steps.get(used) or (steps.get(folder) if name in PARTS else None)
         if step is not None:
             return step, number
     return None, 0
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    # Not normalized: what `..` leads to is known only when links are followed.
+    return text if is_store_url(path) else str(Path.cwd() / text)
 
 
 def _real(path: str | os.PathLike[str]) -> str:

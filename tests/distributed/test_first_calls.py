@@ -160,6 +160,8 @@ def other_order(path: Path) -> None:
     calls = [FIRST_CALLS["save_state_dict"], FIRST_CALLS["async_save_state_dict"]]
     with pytest.raises(OutOfStepError, match=f"rank {1 - rank} waits in save"):
         calls[rank](path)
+    store().set(f"told {rank}", "")
+    store().wait([f"told {1 - rank}"], timedelta(seconds=LIMIT_S))  # else this one's next call may be what it waits for
     for call in calls:  # what was not made is as if nobody had come
         call(path)
     bytecheckpoint.shutdown()
