@@ -19,7 +19,7 @@ from bytecheckpoint.errors import CheckpointBusyError, CheckpointChangedError, C
 from faults.fork_server import ForkServer, Meeting
 from faults.jobs import Job, run_job
 from faults.saves import SaveRequest, assert_only_own_files, generation_on_disk
-from faults.workers import LoadAsked, SaveAsked, Saved, load_when_asked, save_until_killed, save_when_asked
+from faults.workers import LoadAsked, SaveAsked, Saved, load_when_asked, save_behind_readers, save_when_asked
 
 HOW = ("dcp.load", "register", "load_state_dict")
 
@@ -131,7 +131,7 @@ def test_readers_of_what_is_overwritten(num_ranks: int, server: ForkServer, tmp_
     saved = loaded = 1
 
     with crew(server, load_when_asked, path, num_ranks) as readers:
-        writer = Crew(server, save_until_killed, path, 1, first=saved + 1)
+        writer = Crew(server, save_behind_readers, path, 1, first=saved + 1)
 
         def trial(number: int, draw: random.Random) -> None:
             nonlocal saved, loaded

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +23,16 @@ from bytecheckpoint.errors import CheckpointError
 from faults.fork_server import meet
 from faults.saves import SaveRequest, attempt, blank, generation_of, gloo
 
-__all__ = ["LoadAsked", "Loaded", "SaveAsked", "Saved", "load_when_asked", "save_until_killed", "save_when_asked"]
+__all__ = [
+    "LoadAsked",
+    "Loaded",
+    "SaveAsked",
+    "Saved",
+    "load_when_asked",
+    "save_behind_readers",
+    "save_until_killed",
+    "save_when_asked",
+]
 
 
 @contextlib.contextmanager
@@ -44,6 +54,12 @@ def save_until_killed(address: bytes, request: SaveRequest) -> None:
             assert attempt(request).errors == {}
             test.send(request.generation)
             request = dataclasses.replace(request, generation=request.generation + 1)
+
+
+def save_behind_readers(address: bytes, request: SaveRequest) -> None:
+    """Saves on and on, at the lowest priority: on a busy machine readers that begin again would never end."""
+    os.nice(19)
+    save_until_killed(address, request)
 
 
 @dataclass(frozen=True)
