@@ -94,8 +94,8 @@ def _last(steps: dict[str, str], uses: list[tuple[str, int]]) -> tuple[str | Non
 
 def _absolute(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
-    # Not normalized: what `..` leads to is known only when links are followed.
-    return text if is_store_url(path) else str(Path.cwd() / text)
+    # Not normalized: what `..` leads to is known only when links are followed. The working directory may be gone.
+    return text if is_store_url(path) or Path(text).is_absolute() else str(Path.cwd() / text)
 
 
 def _real(path: str | os.PathLike[str]) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.ranks import run_ranks
+from torch.distributed.checkpoint import _async_process_executor
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from bytecheckpoint import BcpWriter, registered, verify
@@ -32,17 +34,27 @@ def save_in_other_worlds(directory: Path) -> None:
     worlds = ([0, 1], [1, 0], [rank])
     for number, ranks in enumerate(worlds):
         dist.destroy_process_group()
-        begin_world(directory, number, ranks, rank)
+        begin_world(directory, number, ranks, rank, LIMIT_S)
         path = directory / (f"own-{rank}" if len(ranks) == 1 else f"shared-{number}")
         futures.append(dcp.async_save(state(number), checkpoint_id=path, async_checkpointer_type=PROCESS))
         if number > 0:
             futures[-1].result(LIMIT_S)
             check_whole("own", path, number, len(ranks))
+        else:
+            await_process()
     check_answers(directory)
     futures[0].result(LIMIT_S)
     check_whole("own", directory / "shared-0", 0, 2)
     dist.destroy_process_group()
-    begin_world(directory, len(worlds), [0, 1], rank)
+    begin_world(directory, len(worlds), [0, 1], rank, LIMIT_S)
+
+
+def await_process() -> None:
+    """Waits until DCP has begun its process: until then it asks the groups for their ranks."""
+    until = time.monotonic() + LIMIT_S
+    while _async_process_executor._CHECKPOINT_PROCESS is None:
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def check_answers(directory: Path) -> None:

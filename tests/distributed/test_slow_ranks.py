@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,20 +15,31 @@ from bytecheckpoint.observability import read_journal
 from bytecheckpoint.observability.findings import findings
 
 SLOW = 2
+# A busy machine makes some rank really slow, once.
+BY_CHANCE = {1}
+STEPS = range(4)
+CAUSES = dict(FINDING_OF.values())
+
+
+def found_in_steps(run: Path) -> Counter[tuple[int | None, str, str]]:
+    """Returns in how many steps each rank is named, with the cause and the phase."""
+    records, _ = read_journal(run)
+    assert len(records) == len(STEPS)
+    found = [{(it.rank, it.kind, it.phase) for it in findings(record) if it.kind in CAUSES} for record in records]
+    return Counter(itertools.chain.from_iterable(found))
 
 
 @pytest.mark.parametrize("kind", FINDING_OF)
 def test_the_slow_rank_is_named(tmp_path: Path, kind: str) -> None:
     if kind == "storage" and shutil.which("cc") is None:
         pytest.skip("A RANK WITH SLOW STORAGE IS NOT TESTED: there is no C compiler")
-    save_steps(tmp_path, [1], kind=kind, slow=SLOW)
-    (record,), _ = read_journal(tmp_path)
-    of_ranks = [found for found in findings(record) if found.rank is not None and found.rank != record["rank"]]
-    assert [(found.rank, found.kind, found.phase) for found in of_ranks] == [(SLOW, *FINDING_OF[kind])], record["ranks"]
+    save_steps(tmp_path, STEPS, kind=kind, slow=SLOW)
+    found = found_in_steps(tmp_path)
+    assert found.pop((SLOW, *FINDING_OF[kind])) == len(STEPS)
+    assert set(found.values()) <= BY_CHANCE, found
 
 
 def test_a_healthy_run_names_nobody(tmp_path: Path) -> None:
-    save_steps(tmp_path, range(4))
-    records, _ = read_journal(tmp_path)
-    assert len(records) == 4
-    assert [found for record in records for found in findings(record) if found.kind in dict(FINDING_OF.values())] == []
+    save_steps(tmp_path, STEPS)
+    found = found_in_steps(tmp_path)
+    assert set(found.values()) <= BY_CHANCE, found
