@@ -263,11 +263,15 @@ class BcpSavePlanner(DefaultSavePlanner):
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """Returns the tensor of ``write_item``, or the bytes of an object. For a ``WritePart``, the rows to write."""
         if not isinstance(write_item, WritePart):
-            return super().resolve_data(write_item)
+            data: torch.Tensor | io.BytesIO = super().resolve_data(write_item)
+            if isinstance(data, torch.Tensor):  # other writers than ours do not check where its memory ends
+                _C.check_memory(data, write_item.index.fqn)
+            return data
         assert write_item.held is not None
         assert write_item.tensor_data is not None
         index = MetadataIndex(write_item.index.fqn, write_item.held.offsets)
         whole = self.transform_object(write_item, self.lookup_object(index))
+        _C.check_memory(whole, write_item.index.fqn)
         part = write_item.tensor_data.chunk
         begins = [at - of_held for at, of_held in zip(part.offsets, write_item.held.offsets, strict=True)]
         return _compat.narrow(whole, begins, part.sizes)

@@ -90,7 +90,7 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
                                                0,
                                                std::move(bytes_done),
                                                TensorMemories(std::move(current_stream)),
-                                               std::nullopt});
+                                               {}});
   out->job.destinations().set_copies(out->memories.copies());
   return out;
 }
@@ -100,8 +100,7 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
 /// elsewhere.
 void check_target(PyLoadJob& self, size_t position, py::handle target) {
   if (!is_plain_tensor(target.ptr())) return;
-  if (!self.read_only.has_value()) self.read_only = base::ReadOnlyMemory::of_process();
-  base::Status checked = check_memory(target.ptr(), &*self.read_only);
+  base::Status checked = check_memory(target.ptr(), &self.read_only);
   if (!checked.is_ok())
     raise(std::move(checked).with_context(text("'", self.plan.tensor_at(position).planned.fqn, "'")));
 }

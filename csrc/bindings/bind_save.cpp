@@ -63,6 +63,12 @@ Status narrow(const LocalState& state, const Write& write, tensor::StridedView* 
   return Status::ok();
 }
 
+/// Raises InvalidPlanError for a plain tensor that is not inside its storage.
+void check_memory_of(py::handle tensor, const std::string& fqn) {
+  if (!is_plain_tensor(tensor.ptr())) return;
+  raise_if_error(check_memory(tensor.ptr()).with_context(text("'", fqn, "'")));
+}
+
 /// Writes the tensors that the planner returned for positions [begin, begin + len(values)) of the plan. The list keeps
 /// them alive meanwhile.
 /// \param current_stream  See `TensorMemories`.
@@ -76,10 +82,7 @@ std::vector<size_t> append_tensors(engine::SaveJob& job, const WritePlan& plan, 
     const WriteItemFields& planned = plan.tensor_at(begin + i).planned;
     std::optional<staging::TensorMemory> memory = memories.memory_to_save(values[i]);
     if (!memory.has_value()) {
-      // Otherwise Python would read its elements to store it in another way.
-      if (is_plain_tensor(py::handle(values[i]).ptr())) {
-        raise_if_error(check_memory(py::handle(values[i]).ptr()).with_context(text("'", planned.fqn, "'")));
-      }
+      check_memory_of(values[i], planned.fqn);  // Python will read its elements to store it in another way
       left_out.push_back(i);
       continue;
     }
@@ -158,6 +161,7 @@ py::dict save_stats(const engine::SaveJob& job) {
 }  // namespace
 
 void bind_save(py::module_& m) {
+  m.def("check_memory", &check_memory_of, py::arg("tensor"), py::arg("fqn"));
   py::class_<engine::SaveJob, SaveJobHolder>(m, "SaveJob", py::module_local())
       .def(py::init(&start_save), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("sync"), py::arg("one_file_a_record"), py::arg("num_io_threads"), py::arg("ring_bytes"),

@@ -25,7 +25,7 @@ struct PyLoadJob {
   int64_t bytes_done_before = 0;        // bytes that earlier runs have read
   std::shared_ptr<std::atomic<int64_t>> bytes_done_now;
   bridge::TensorMemories memories;
-  std::optional<base::ReadOnlyMemory> read_only;  // as it was when a target was first checked
+  base::ReadOnlyMemory read_only;  // as it was when a target was first looked up in it
 
   /// Whether what was added is not all filled after a shared run: scales come first, codes in the next run.
   bool has_more() { return !job.destinations().is_empty(); }

@@ -77,7 +77,7 @@ py::object StateValue::local(size_t box) const {
 
 StateScanner::StateScanner(py::object chunks_of, Use use)
     : chunks_of_(std::move(chunks_of)),
-      read_only_(use == Use::kFill ? std::optional(base::ReadOnlyMemory::of_process()) : std::nullopt) {}
+      read_only_(use == Use::kFill ? std::optional(base::ReadOnlyMemory()) : std::nullopt) {}
 
 std::vector<StateValue> StateScanner::scan(const py::dict& flat) {
   std::vector<StateValue> state;
@@ -100,9 +100,11 @@ std::vector<StateValue> StateScanner::scan(const py::dict& flat) {
   return state;
 }
 
-/// Checks the memory of a plain tensor that is, or is part of, a value.
-void StateScanner::check(const StateValue& state_value, py::handle tensor) const {
-  base::Status checked = check_memory(tensor.ptr(), read_only_.has_value() ? &*read_only_ : nullptr);
+/// Checks the memory of a plain tensor that is, or is part of, a value, if it is to be filled. What is read from it is
+/// checked when it is read: here each storage would have to be fetched from memory once more.
+void StateScanner::check(const StateValue& state_value, py::handle tensor) {
+  if (!read_only_.has_value()) return;
+  base::Status checked = check_memory(tensor.ptr(), &*read_only_);
   if (!checked.is_ok()) raise(std::move(checked).with_context(base::text("'", state_value.fqn, "'")));
 }
 

@@ -63,7 +63,7 @@ class StateScanner {
 
   /// Reads all values, in the order of `flat`. Nobody may change `flat` meanwhile, because the GIL is released now and
   /// then. Raises what DCP raises for tensors that have no chunks, like those with partial placements, and
-  /// InvalidPlanError for a tensor that is not inside its storage, or that is to be filled and cannot be written to.
+  /// InvalidPlanError for a tensor that is to be filled, and is not inside its storage or cannot be written to.
   std::vector<StateValue> scan(const pybind11::dict& flat);
 
  private:
@@ -75,10 +75,10 @@ class StateScanner {
   void add_placement(pybind11::handle placement, std::vector<int64_t>* key);
   std::vector<tensor::Box> ask_dcp(pybind11::handle tensor) const;
 
-  void check(const StateValue& state_value, pybind11::handle tensor) const;
+  void check(const StateValue& state_value, pybind11::handle tensor);
 
   const pybind11::object chunks_of_;
-  const std::optional<base::ReadOnlyMemory> read_only_;  // if the tensors are filled
+  std::optional<base::ReadOnlyMemory> read_only_;  // if the tensors are filled
   pybind11::dict placements_;  // placements other than Shard and Replicate, to a number of each
   std::map<std::vector<int64_t>, std::vector<tensor::Box>> known_;  // boxes by mesh, placements and sizes
 };

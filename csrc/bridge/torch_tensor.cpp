@@ -2,6 +2,7 @@
 #include "csrc/bridge/torch_tensor.h"
 
 #include <ATen/DeviceAccelerator.h>
+#include <c10/core/Allocator.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
@@ -169,6 +170,12 @@ Status check_storage(const at::Tensor& tensor) {
                      "; the storage was freed or shrunk (untyped_storage().resize_), so give it its bytes back first"));
 }
 
+/// Whether torch has allocated the memory of a CPU tensor, which then can be written to.
+bool is_of_torch(const at::Tensor& tensor) {
+  static const c10::DeleterFnPtr kDeleter = c10::GetAllocator(c10::kCPU)->raw_deleter();
+  return kDeleter != nullptr && tensor.storage().data_ptr().get_deleter() == kDeleter;
+}
+
 base::Result<tensor::StridedView> view_of_memory(const at::Tensor& tensor, bool writable) {
   if (tensor.layout() != c10::kStrided) return refuse("must be a strided tensor, got a sparse or opaque layout");
   if (tensor.is_quantized()) return refuse("quantized tensors are not stored yet");
@@ -193,11 +200,13 @@ base::Result<tensor::StridedView> view_of_memory(const at::Tensor& tensor, bool 
 
 }  // namespace
 
-Status check_memory(PyObject* object, const base::ReadOnlyMemory* read_only) {
+Status check_memory(PyObject* object, base::ReadOnlyMemory* read_only) {
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (tensor.layout() != c10::kStrided || tensor.is_nested()) return Status::ok();
   BCP_RETURN_IF_ERROR(check_storage(tensor));
-  if (read_only == nullptr || !tensor.device().is_cpu() || tensor.numel() == 0) return Status::ok();
+  if (read_only == nullptr || !tensor.device().is_cpu() || tensor.numel() == 0 || is_of_torch(tensor)) {
+    return Status::ok();
+  }
   const auto itemsize = static_cast<int64_t>(tensor.itemsize());
   const int64_t begin = tensor.storage_offset() * itemsize;
   const auto* const storage = static_cast<const uint8_t*>(tensor.storage().data());

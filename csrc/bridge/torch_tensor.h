@@ -58,7 +58,7 @@ void increment_versions(const std::vector<PyObject*>& tensors);
 /// \param read_only  If it is given, the tensor is to be filled, and its memory must not be in there.
 /// \returns kInvalidArgument, with the bytes that the tensor needs and those that its storage has. Tensors that are not
 /// strided, or on other devices than the CPU and CUDA's, pass.
-base::Status check_memory(PyObject* tensor, const base::ReadOnlyMemory* read_only = nullptr);
+base::Status check_memory(PyObject* tensor, base::ReadOnlyMemory* read_only = nullptr);
 
 /// Whether `view`, which was once returned for a plain tensor, still is its memory. Needs the GIL.
 bool is_still_memory_of(PyObject* tensor, const tensor::StridedView& view);

@@ -14,7 +14,7 @@ const void* at(uintptr_t address) {
 }
 
 TEST_CASE("read-only memory: ranges of a list") {
-  const ReadOnlyMemory memory(
+  ReadOnlyMemory memory(
       "1000-3000 r--p 00000000 08:01 17 /lib/a b.so\n"
       "3000-4000 rw-p 00002000 08:01 17 /lib/a b.so\n"
       "5000-6000 ---p 00000000 00:00 0\n"
@@ -39,9 +39,9 @@ TEST_CASE("read-only memory: what this process has mapped") {
   void* const memory = ::mmap(nullptr, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   REQUIRE(memory != MAP_FAILED);
   auto* const first = static_cast<uint8_t*>(memory);
-  CHECK_FALSE(ReadOnlyMemory::of_process().has(first, 3 * page));
+  CHECK_FALSE(ReadOnlyMemory().has(first, 3 * page));
   REQUIRE(::mprotect(first + page, page, PROT_READ) == 0);
-  const ReadOnlyMemory now = ReadOnlyMemory::of_process();
+  ReadOnlyMemory now;
   CHECK(now.has(first, 3 * page));
   CHECK_FALSE(now.has(first, page));
   CHECK(now.has(first + page, 1));
