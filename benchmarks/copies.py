@@ -48,11 +48,11 @@ def time_saves(rank: int, root: str, arguments: argparse.Namespace) -> None:
     _C.CopiesOfState = timed  # type: ignore[assignment, misc]  # as the planner looks it up
     seconds: dict[str, list[tuple[float, float]]] = {"warn": [], "trust": []}
     for repetition in range(arguments.repetitions + 1):
-        for mode in seconds:
+        for mode in seconds if repetition % 2 else reversed(seconds):
             spent.clear()
             dist.barrier()
             begin = time.perf_counter()
-            save_state_dict(f"{root}/step_{repetition}", state, config=Config(differing_copies=mode))
+            save_state_dict(f"{root}/{mode}", state, config=Config(differing_copies=mode))
             figures = torch.tensor([time.perf_counter() - begin, sum(spent)], dtype=torch.float64)
             dist.all_reduce(figures, dist.ReduceOp.MAX)
             if repetition:
