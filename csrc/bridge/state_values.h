@@ -79,7 +79,7 @@ class StateScanner {
 
   const pybind11::object chunks_of_;
   std::optional<base::ReadOnlyMemory> read_only_;  // if the tensors are filled
-  pybind11::dict placements_;  // placements other than Shard and Replicate, to a number of each
+  pybind11::dict placements_;                      // placements other than Shard and Replicate, to a number of each
   std::map<std::vector<int64_t>, std::vector<tensor::Box>> known_;  // boxes by mesh, placements and sizes
 };
 
