@@ -178,6 +178,7 @@ def _rank_main(
         faulthandler.dump_traceback_later(max(limit_s - _STACKS_BEFORE_LIMIT_S, 1.0), file=stacks)
         try:
             dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=num_ranks)
+            dist.barrier()  # a rank that destroyed its group at once would break connections that others still make
             value = pickle.dumps(function(*args))
             if wait:  # no rank leaves while another may still need it
                 dist.barrier()
