@@ -67,8 +67,9 @@ class Config:
             that training goes before them. They run as usual in a save that its caller waits for.
         write_bytes_per_s: Limit on the bytes that a rank writes per second in a save, so that training and other users
             of the storage are slowed down less. 0 means no limit; otherwise at least 1 MiB.
-        direct_io: Whether to use O_DIRECT where the file system has it. If False, everything goes through the page
-            cache.
+        direct_io: Whether to use O_DIRECT where the file system has it. Where it takes O_DIRECT and then refuses
+            transfers, a save or load goes on through the page cache, and a warning says so once. If False, everything
+            goes through the page cache.
         verify: Whether a load checks the CRC of every block that it reads. Trailers of files are always checked.
         commit_deadline_s: Seconds after which a save that has not finished loses its right to commit, so that a save
             that is stuck cannot block its path.

@@ -12,7 +12,12 @@ need() {  # PACKAGE COMMAND...: the package is missing if the command fails
 }
 need doctest-dev test -e /usr/include/doctest/doctest.h  # the C++ tests
 need strace command -v strace                            # errors that are injected into system calls
-need bindfs command -v bindfs                            # storage that does not answer
+need bindfs command -v bindfs                            # storage that does not answer, and other file systems
+need mergerfs command -v mergerfs
+need unionfs-fuse command -v unionfs
+need sshfs command -v sshfs
+need openssh-sftp-server test -x /usr/lib/openssh/sftp-server
+need gocryptfs command -v gocryptfs
 need spin command -v spin                                # the models of the commit and of groups
 need xfsprogs command -v mkfs.xfs                        # file systems whose power is cut
 need btrfs-progs command -v mkfs.btrfs                   # limits of file systems

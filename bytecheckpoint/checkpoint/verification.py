@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
 from bytecheckpoint.checkpoint.in_use import reading
 from bytecheckpoint.checkpoint.local_path import location_to_read
 from bytecheckpoint.checkpoint.wrong_path import explaining
@@ -64,6 +65,7 @@ def verify(
             ring_bytes=config.ring_bytes,
             progress=progress,
         )
+    tell_of_refused_direct_io(directory, _core)
     problems = [
         Problem(
             file=file,

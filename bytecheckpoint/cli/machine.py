@@ -235,9 +235,10 @@ def _findings_of_path(path: Path) -> Iterator[Finding]:
     else:
         yield Finding("path", "ok", text)
     try:
-        with tempfile.TemporaryFile(dir=folder, prefix=".bcp-doctor-") as file:
-            yield _direct_io(file.fileno())
-            yield _flock(file.fileno())
+        fd, name = tempfile.mkstemp(dir=folder, prefix=".bcp-doctor-")
+        with os.fdopen(fd):
+            yield _direct_io(name)
+            yield _flock(fd)
     except OSError as error:
         yield Finding(
             "writing",
@@ -247,11 +248,16 @@ def _findings_of_path(path: Path) -> Iterator[Finding]:
         )
 
 
-def _direct_io(fd: int) -> Finding:
+def _direct_io(name: str) -> Finding:
+    """Tries a file, and removes its name once it is open. Some file systems open it and refuse the first write."""
     block = mmap.mmap(-1, _BLOCK_BYTES)  # O_DIRECT needs aligned memory
     try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
-        os.pwrite(fd, block, 0)
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_DIRECT)
+        finally:
+            Path(name).unlink()
+        with os.fdopen(fd):
+            os.pwrite(fd, block, 0)
     except OSError as error:
         return Finding(
             "O_DIRECT",

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from bytecheckpoint import _C
+from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
 from bytecheckpoint.checkpoint.in_use import Hold, hold_directory, key_of_url
 from bytecheckpoint.checkpoint.last_used import note_load
 from bytecheckpoint.checkpoint.local_path import is_local, location, location_to_read
@@ -338,6 +339,7 @@ class BcpReader(StorageReader):
                 load.tensors()
                 phases.end("read_s")
                 load.objects()
+            tell_of_refused_direct_io(self.path, _C)
             phases.end("objects_s")
             self._keys.numbers = load.numbers
             load.warn_of_casts()

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from bytecheckpoint import _C
+from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
 from bytecheckpoint.checkpoint.last_used import note_commit
 from bytecheckpoint.checkpoint.local_path import is_local, location, working_directory
 from bytecheckpoint.compat import private_names as _compat
@@ -332,6 +333,7 @@ class BcpWriter(StorageWriter):
             with self._progress_bar(session, job, to_write.num_bytes), self._cancellable(session, job):
                 append_plan(job, to_write, planner, unsafe)
                 written = job.finish()
+            tell_of_refused_direct_io(session.path, _C)
             of_rank, self.last_report = report_of_rank(session, job, planner, self.config)
             result = RankResult(
                 session.rank,

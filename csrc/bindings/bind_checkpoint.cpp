@@ -18,6 +18,7 @@
 #include "csrc/format/data_file.h"
 #include "csrc/format/disk_usage.h"
 #include "csrc/format/metadata_file.h"
+#include "csrc/io/file.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -240,6 +241,7 @@ void describe(const Checkpoint& checkpoint, const py::function& sink) {
 }  // namespace
 
 void bind_checkpoint(py::module_& m) {
+  m.def("take_refusal_of_direct", &io::take_refusal_of_direct);
   py::class_<Checkpoint, CheckpointHolder>(m, "Checkpoint", py::module_local())
       .def_static("open", &open, py::arg("directory"), py::kw_only(), py::arg("rank") = py::none(),
                   py::arg("check_pickle") = false, py::arg("accept_rewritten") = false,

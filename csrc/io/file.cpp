@@ -11,6 +11,8 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <utility>
 
 #include "csrc/base/bytes.h"
 #include "csrc/io/directory.h"
@@ -34,6 +36,11 @@ bool is_aligned(const void* bytes, int64_t size, int64_t offset) {
           static_cast<uint64_t>(offset) % kDirectAlignment) == 0;
 }
 
+/// Whether `take_refusal_of_direct` has something to tell.
+std::atomic<bool> refused_direct{false};
+/// Held while a file is opened once more.
+std::mutex reopening;
+
 int open_retrying(const char* path, int flags, mode_t mode, int directory = AT_FDCWD) {
   int fd;
   do {
@@ -46,9 +53,10 @@ int open_retrying(const char* path, int flags, mode_t mode, int directory = AT_F
 
 File& File::operator=(File&& other) noexcept {
   if (this != &other) {
-    if (fd_ >= 0) ::close(fd_);
+    close_all();
     path_ = std::move(other.path_);
     fd_ = std::exchange(other.fd_, -1);
+    buffered_ = std::exchange(other.buffered_, -1);
     store_ = std::move(other.store_);
     name_ = std::move(other.name_);
     object_ = std::move(other.object_);
@@ -59,7 +67,7 @@ File& File::operator=(File&& other) noexcept {
 }
 
 File::~File() {
-  if (fd_ >= 0) ::close(fd_);
+  close_all();
 }
 
 base::Result<File> File::open_object(const std::string& url, const std::string& name) {
@@ -138,11 +146,26 @@ void File::start_direct() {
   if (flags >= 0 && ::fcntl(fd_, F_SETFL, flags | O_DIRECT) == 0) direct_ = true;
 }
 
-void File::stop_direct() {
-  // The descriptor changes first: a thread that reads direct_ as false relies on it.
+Status File::stop_direct() {
+  const std::lock_guard lock(reopening);
+  if (!direct_) return Status::ok();  // another thread was first
   const int flags = ::fcntl(fd_, F_GETFL);
-  if (flags >= 0) ::fcntl(fd_, F_SETFL, flags & ~O_DIRECT);
+  if (flags < 0) return Status::storage("fcntl", path_, "", errno);
+  if (buffered_ < 0) {
+    const std::string link = text("/proc/self/fd/", fd_);
+    buffered_ = open_retrying(link.c_str(), flags & O_ACCMODE, 0);
+  }
+  if (buffered_ < 0) {
+    const int error = errno;
+    if (is_in_user_space(fd_)) return Status::storage("open", path_, "again, without O_DIRECT", error);
+    ::fcntl(fd_, F_SETFL, flags & ~O_DIRECT);  // which other file systems heed
+  }
   direct_ = false;
+  return Status::ok();
+}
+
+bool take_refusal_of_direct() {
+  return refused_direct.exchange(false);
 }
 
 Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
@@ -151,19 +174,21 @@ Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
   while (size > 0) {
     // Such a file ends with an unaligned tail. The aligned part before it still goes directly.
     int64_t part = size;
-    const bool direct = direct_;
+    bool direct = direct_;
     if (direct && !is_aligned(from, size, offset)) {
       part = base::align_down(size, kDirectAlignment);
       if (part == 0 || !is_aligned(from, part, offset)) {
-        stop_direct();
+        BCP_RETURN_IF_ERROR(stop_direct());
+        direct = false;
         part = size;
       }
     }
-    const ssize_t written = ::pwrite(fd_, from, static_cast<size_t>(part), offset);
+    const ssize_t written = ::pwrite(descriptor(direct), from, static_cast<size_t>(part), offset);
     if (written < 0) {
       if (errno == EINTR) continue;
-      if (errno == EINVAL && direct) {  // as it was before the call: another thread may have ended it since
-        stop_direct();
+      if (errno == EINVAL && direct) {
+        refused_direct = true;
+        BCP_RETURN_IF_ERROR(stop_direct());
         continue;
       }
       return Status::storage("pwrite", path_, text("offset=", offset, ", ", part, " bytes"), errno);
@@ -190,7 +215,7 @@ base::Result<int64_t> File::write_together(const std::vector<std::string_view>& 
   if (upload_ != nullptr || vectors.size() < 2) return 0;
   ssize_t written;
   do {
-    written = ::pwritev(fd_, vectors.data(), static_cast<int>(vectors.size()), offset);
+    written = ::pwritev(descriptor(direct), vectors.data(), static_cast<int>(vectors.size()), offset);
   } while (written < 0 && errno == EINTR);
   if (written < 0 && errno == EINVAL && direct) return 0;  // the pieces meet the same error, one by one
   if (written < 0) {
@@ -242,18 +267,20 @@ base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, i
     done += got;
   }
   while (store_ == nullptr && done < size) {
-    const bool direct = direct_;
+    bool direct = direct_;
     if (direct && !is_aligned(to + done, size - done, offset + done)) {
       // A direct read that ends unaligned has met the end of the file. If bytes are missing, it may have been short for
       // another reason: then it goes on through the page cache.
       if (done >= wanted) break;
-      stop_direct();
+      BCP_RETURN_IF_ERROR(stop_direct());
+      direct = false;
     }
-    const ssize_t got = ::pread(fd_, to + done, static_cast<size_t>(size - done), offset + done);
+    const ssize_t got = ::pread(descriptor(direct), to + done, static_cast<size_t>(size - done), offset + done);
     if (got < 0) {
       if (errno == EINTR) continue;
-      if (errno == EINVAL && direct) {  // as it was before the call: another thread may have ended it since
-        stop_direct();
+      if (errno == EINVAL && direct) {
+        refused_direct = true;
+        BCP_RETURN_IF_ERROR(stop_direct());
         continue;
       }
       return Status::storage("pread", path_, text("offset=", offset + done, ", ", size - done, " bytes"), errno);
@@ -335,6 +362,10 @@ Status File::finish_upload() {
 Status File::sync() {
   if (fd_ < 0) return finish_upload();
   if (::fsync(fd_) != 0) return Status::storage("fsync", path_, "", errno);
+  // Elsewhere that was the whole file, and another fsync would cost another flush of the disk.
+  if (buffered_ >= 0 && is_in_user_space(fd_) && ::fsync(buffered_) != 0) {
+    return Status::storage("fsync", path_, "without O_DIRECT", errno);
+  }
   BCP_JOURNAL(synced(fd_, path_));
   return Status::ok();
 }
@@ -343,16 +374,29 @@ Status File::flush() {
   if (fd_ < 0) return Status::ok();
   // Closing any descriptor of the file flushes it. Locks (flock) belong to the open file, so they stay with the other
   // descriptor.
-  const int same = ::fcntl(fd_, F_DUPFD_CLOEXEC, 0);
-  if (same < 0) return Status::storage("dup", path_, "", errno);
-  return ::close(same) == 0 ? Status::ok() : Status::storage("close", path_, "", errno);
+  for (const int fd : {fd_, buffered_}) {
+    if (fd < 0) continue;
+    const int same = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (same < 0) return Status::storage("dup", path_, "", errno);
+    if (::close(same) != 0) return Status::storage("close", path_, "", errno);
+  }
+  return Status::ok();
+}
+
+int File::close_all() {
+  int error = 0;
+  for (const int fd : {std::exchange(buffered_, -1), std::exchange(fd_, -1)}) {
+    // Linux frees the descriptor whatever close returns: never retried.
+    if (fd >= 0 && ::close(fd) != 0 && error == 0) error = errno;
+  }
+  return error;
 }
 
 Status File::close() {
   store_.reset();
   if (fd_ < 0) return finish_upload();
-  // Linux frees the descriptor whatever close returns: never retried.
-  return ::close(std::exchange(fd_, -1)) == 0 ? Status::ok() : Status::storage("close", path_, "", errno);
+  const int error = close_all();
+  return error == 0 ? Status::ok() : Status::storage("close", path_, "", error);
 }
 
 base::Result<std::string> read_file(const std::string& directory, const std::string& name) {

@@ -25,7 +25,8 @@ inline constexpr int64_t kDirectAlignment = 4096;
 /// or `close` has succeeded.
 ///
 /// With `direct`, O_DIRECT is used if the file system has it and the transfer is aligned. Any other transfer goes
-/// through the page cache, without an error: direct I/O changes the speed, not the result.
+/// through the page cache, without an error: direct I/O changes the speed, not the result. The first of those opens the
+/// file once more, without O_DIRECT: file systems in user space know the flags of the open alone.
 ///
 /// Offsets are absolute; the file has no position. Any thread may call `read_at` and `write_at`, on disjoint ranges.
 /// Errors name operation, path, offset and sizes.
@@ -77,7 +78,7 @@ class File {
   /// It may be ignored if the file was synced or flushed.
   base::Status close();
   /// Forgets the descriptor without closing it. For a forked child in which somebody else has closed it.
-  void disown() { fd_ = -1; }
+  void disown() { fd_ = buffered_ = -1; }
 
   int fd() const { return fd_; }
   bool is_open() const { return fd_ >= 0 || is_object(); }
@@ -87,7 +88,12 @@ class File {
  private:
   static base::Result<File> open_object(const std::string& url, const std::string& name);
   void start_direct();
-  void stop_direct();
+  /// \returns kStorage if the file cannot be opened once more where that is the only way.
+  base::Status stop_direct();
+  /// Returns the descriptor for a transfer. \param direct  `direct_` as the transfer began.
+  int descriptor(bool direct) const { return direct || buffered_ < 0 ? fd_ : buffered_; }
+  /// \returns 0, or the first errno.
+  int close_all();
   base::Status finish_upload();
   /// Writes the first bytes of `pieces` in one call, as many as it takes. \returns how many; 0 if these pieces do not
   /// go together.
@@ -95,6 +101,7 @@ class File {
 
   std::string path_;
   int fd_ = -1;
+  int buffered_ = -1;  // the same file without O_DIRECT; set before direct_ becomes false
   // Of an object that is read, or written.
   std::shared_ptr<ObjectStore> store_;
   std::string name_;
@@ -102,6 +109,10 @@ class File {
   std::shared_ptr<Upload> upload_;
   std::atomic<bool> direct_{false};
 };
+
+/// Whether a file system has refused direct transfers in this process since the last call, though it had opened a file
+/// for them. They went through the page cache.
+bool take_refusal_of_direct();
 
 /// Reads a whole small file through the page cache. \returns kStorage, with ENOENT if it is absent.
 base::Result<std::string> read_file(const std::string& directory, const std::string& name);

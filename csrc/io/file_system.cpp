@@ -18,14 +18,20 @@ namespace bytecheckpoint::io {
 namespace {
 
 /// Returns the number of the type of a file system; nothing if it cannot be found out.
-std::optional<unsigned long> type_of(const std::string& path) {
+/// \param ask  Calls statfs or fstatfs.
+template <typename Ask>
+std::optional<unsigned long> type_of(Ask ask) {
   struct statfs about{};
   int outcome = 0;
   do {
-    outcome = ::statfs(path.c_str(), &about);
+    outcome = ask(&about);
   } while (outcome != 0 && errno == EINTR);
   if (outcome != 0) return std::nullopt;
   return static_cast<unsigned long>(about.f_type);
+}
+
+std::optional<unsigned long> type_of(const std::string& path) {
+  return type_of([&path](struct statfs* about) { return ::statfs(path.c_str(), about); });
 }
 
 }  // namespace
@@ -40,6 +46,11 @@ bool has_lasting_inodes(const std::string& path) {
                                        V9FS_MAGIC};
   const std::optional<unsigned long> type = type_of(path);
   return type.has_value() && std::find(std::begin(kMadeUp), std::end(kMadeUp), *type) == std::end(kMadeUp);
+}
+
+bool is_in_user_space(int fd) {
+  return type_of([fd](struct statfs* about) { return ::fstatfs(fd, about); }) ==
+         static_cast<unsigned long>(FUSE_SUPER_MAGIC);
 }
 
 base::Result<bool> is_in_memory(const std::string& path, double io_timeout_s) {

@@ -18,6 +18,9 @@ base::Result<bool> is_in_memory(const std::string& path, double io_timeout_s);
 /// space and network shares of other systems make up numbers as they go. False if that cannot be found out.
 bool has_lasting_inodes(const std::string& path);
 
+/// Whether an open file is on a file system in user space (FUSE), which keeps data by descriptor and not by file.
+bool is_in_user_space(int fd);
+
 /// \returns kStorage with ENOSPC if the file system of `path` says that it has less than `bytes` left for this user. A
 /// file system that says nothing counts as having room.
 base::Status check_room(const std::string& path, int64_t bytes);

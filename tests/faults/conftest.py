@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.campaign import Campaign
+from support.fork_server import LIMIT_S, ForkServer, Meeting
+from support.saves import BOTH_RANKS, SaveRequest, names_in
 
-from faults.fork_server import LIMIT_S, ForkServer, Meeting
-from faults.saves import BOTH_RANKS, SaveRequest, names_in
 from faults.small import save_small
 
 ROOT = Path(__file__).parents[2]

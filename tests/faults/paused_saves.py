@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from support.fork_server import LIMIT_S, meet
+from support.saves import Attempt, SaveRequest, attempt, gloo
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
-
-from faults.fork_server import LIMIT_S, meet
-from faults.saves import Attempt, SaveRequest, attempt, gloo
 
 __all__ = ["save_beside_a_child", "save_paused", "save_while_a_child_ends", "save_while_peer_pauses"]
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from faults.fork_server import ForkServer
-from faults.jobs import run_job
+from support.fork_server import ForkServer
+from support.jobs import run_job
+from support.saves import CONFIG, SaveRequest, names_in, save
+
 from faults.rehearsal import NEW, OLD
-from faults.saves import CONFIG, SaveRequest, names_in, save
 
 __all__ = ["CASES", "Case", "Start", "Starts", "prepare"]
 

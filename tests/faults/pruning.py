@@ -6,9 +6,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from support.fork_server import meet
+from support.saves import SaveRequest, attempt
+
 from bytecheckpoint import RetentionReport, prune, scan_steps
-from faults.fork_server import meet
-from faults.saves import SaveRequest, attempt
 from faults.unprivileged import as_nobody
 
 __all__ = ["KEPT", "make_run", "prune_as_nobody", "prune_when_told", "save_template", "states_in"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.fork_server import LIMIT_S
+from support.mounts import complaint_of, file_system_in_file, mounted
 
-from faults.fork_server import LIMIT_S
-from faults.mounts import complaint_of, file_system_in_file, mounted
 from faults.unprivileged import NOBODY
 
 __all__ = ["KINDS", "Quota"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from faults.fork_server import ForkServer, Meeting, Outcome
-from faults.saves import (
+from support.fork_server import ForkServer, Meeting, Outcome
+from support.saves import (
     BOTH_RANKS,
     IN_ONE_THREAD,
     NUM_ROWS,
@@ -22,6 +22,7 @@ from faults.saves import (
     save_twice,
     save_when_told,
 )
+
 from faults.strace import Call, calls_in, injected, reachable, recorded
 
 __all__ = ["NEW", "NEXT", "OLD", "Rehearsal", "Scenario", "for_each", "is_of_journal", "one_of_each", "spread"]

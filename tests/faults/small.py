@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from support.fork_server import meet
+from support.saves import BOTH_RANKS, SaveRequest, gloo, names_in
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from bytecheckpoint import BcpReader, BcpWriter, Config, verify
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, FormatVersionError
 from faults.crafting import DATA_TRAILER
-from faults.fork_server import meet
-from faults.saves import BOTH_RANKS, SaveRequest, gloo, names_in
 
 __all__ = [
     "CONFIG",

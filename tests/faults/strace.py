@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from faults.fork_server import LIMIT_S
+from support.fork_server import LIMIT_S
 
 __all__ = [
     "Call",

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.fork_server import ForkServer
+from support.saves import BOTH_RANKS, SaveRequest, are_equal, gloo, names_in
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config, verify
 from bytecheckpoint.errors import CorruptCheckpointError
-from faults.fork_server import ForkServer
-from faults.saves import BOTH_RANKS, SaveRequest, are_equal, gloo, names_in
 
 # Reads are buffered, because the damage has just been written through the cache.
 CONFIG = Config(ring_bytes=16 << 20, direct_io=False, io_threads=1)

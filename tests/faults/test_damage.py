@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.fork_server import ForkServer
+from support.saves import BOTH_RANKS, SaveRequest, are_equal, data_files, load, names_in, save, state
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpReader, BcpWriter, Config
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, StorageError
 from faults.crafting import resigned_data
-from faults.fork_server import ForkServer
-from faults.saves import BOTH_RANKS, SaveRequest, are_equal, data_files, load, names_in, save, state
 
 # Reads are buffered, because the damage has just been written through the cache. One test below reads directly.
 CONFIG = Config(ring_bytes=16 << 20, direct_io=False)

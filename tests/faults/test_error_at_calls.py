@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.fork_server import ForkServer
+from support.saves import Attempt, assert_only_own_files, data_files, names_in
 
 from bytecheckpoint.errors import CheckpointError, DurabilityUnknownError, SaveFailedError, StorageError
-from faults.fork_server import ForkServer
 from faults.rehearsal import NEW, NEXT, OLD, Rehearsal, Scenario, for_each, is_of_journal
-from faults.saves import Attempt, assert_only_own_files, data_files, names_in
 from faults.strace import Call, without_ids
 
 WRITING = ("pwrite", "fsync", "fdatasync", "fallocate", "ftruncate", "rename", "mkdir")

@@ -14,16 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-
-from bytecheckpoint.errors import (
-    CheckpointError,
-    CheckpointSupersededError,
-    DurabilityUnknownError,
-    SaveFailedError,
-    StorageError,
-)
-from faults.fork_server import ForkServer, Meeting
-from faults.saves import (
+from support.fork_server import ForkServer, Meeting
+from support.saves import (
     BOTH_RANKS,
     IN_ONE_THREAD,
     Attempt,
@@ -35,6 +27,14 @@ from faults.saves import (
     names_in,
     save,
     save_twice,
+)
+
+from bytecheckpoint.errors import (
+    CheckpointError,
+    CheckpointSupersededError,
+    DurabilityUnknownError,
+    SaveFailedError,
+    StorageError,
 )
 from faults.strace import injected, whole_lines
 

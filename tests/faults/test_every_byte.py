@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.fork_server import ForkServer
+from support.saves import data_files, names_in
 
 from bytecheckpoint import BcpWriter, verify
 from faults.crafting import DATA_TRAILER, META_TRAILER
-from faults.fork_server import ForkServer
-from faults.saves import data_files, names_in
 from faults.small import CONFIG, SEED, damage_every_byte, load_small
 
 BLOCK = 256 << 10

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.fork_server import ForkServer
+from support.mounts import fill, free_blocks, mounted
+from support.saves import SaveRequest, assert_only_own_files, generation_on_disk, names_in, save
 
 from bytecheckpoint.errors import SaveFailedError, StorageError
-from faults.fork_server import ForkServer
-from faults.mounts import fill, free_blocks, mounted
-from faults.saves import SaveRequest, assert_only_own_files, generation_on_disk, names_in, save
 
 OLD, NEW, NEXT = 1, 2, 3
 IS_LONG = os.environ.get("BCP_LONG") == "1"

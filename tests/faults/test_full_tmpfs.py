@@ -21,6 +21,9 @@ from typing import Any
 import pytest
 import torch
 from support.campaign import IS_LONG, Campaign
+from support.fork_server import ForkServer, Meeting, meet
+from support.mounts import fill, mounted
+from support.saves import SaveRequest, gloo
 
 import bytecheckpoint
 from bytecheckpoint import find_latest_ckpt_path, scan_steps
@@ -34,9 +37,6 @@ from bytecheckpoint.errors import (
 )
 from bytecheckpoint.observability import flush
 from bytecheckpoint.training_state.tracker import TRACKER, write_tracker
-from faults.fork_server import ForkServer, Meeting, meet
-from faults.mounts import fill, mounted
-from faults.saves import SaveRequest, gloo
 
 NUM_INODES = 64
 BEFORE, FAILING, NEXT = 1.0, 2.0, 3.0

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.fork_server import ForkServer, Meeting
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
@@ -34,7 +35,6 @@ from faults.crafting import (
     MetadataFile,
     resigned_trailer,
 )
-from faults.fork_server import ForkServer, Meeting
 from faults.lies import tell_lies
 from faults.small import CONFIG, load_small, load_when_told
 from faults.strace import calls_in, traced

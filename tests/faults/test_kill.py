@@ -14,12 +14,9 @@ from pathlib import Path
 
 import pytest
 from support.campaign import IS_LONG
-
-from faults.fork_server import ForkServer
-from faults.jobs import Job, run_job
-from faults.points import CASES, Case, Start, Starts
-from faults.rehearsal import NEW, NEXT
-from faults.saves import (
+from support.fork_server import ForkServer
+from support.jobs import Job, run_job
+from support.saves import (
     Attempt,
     SaveRequest,
     assert_only_own_files,
@@ -28,6 +25,9 @@ from faults.saves import (
     save,
     save_then_look,
 )
+
+from faults.points import CASES, Case, Start, Starts
+from faults.rehearsal import NEW, NEXT
 
 NUM_RANKS = 4
 OTHER = 2  # the rank that dies if neither the coordinator nor all ranks die

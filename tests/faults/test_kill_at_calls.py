@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from support.campaign import Campaign
+from support.fork_server import ForkServer
+from support.saves import assert_only_own_files, save, save_then_look
 
-from faults.fork_server import ForkServer
 from faults.rehearsal import NEW, NEXT, OLD, Rehearsal, Scenario, for_each, is_of_journal, one_of_each, spread
-from faults.saves import assert_only_own_files, save, save_then_look
 from faults.strace import Call
 
 # Each scenario with the choice of points that are always tried. The first two have twenty points each, which together

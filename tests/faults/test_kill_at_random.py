@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from support.campaign import Campaign
+from support.fork_server import LIMIT_S, ForkServer, Meeting
+from support.jobs import Job, run_job
+from support.saves import BOTH_RANKS, SaveRequest, assert_only_own_files, generation_on_disk
 
-from faults.fork_server import LIMIT_S, ForkServer, Meeting
-from faults.jobs import Job, run_job
-from faults.saves import BOTH_RANKS, SaveRequest, assert_only_own_files, generation_on_disk
 from faults.workers import save_until_killed
 
 WARM_UP = 4

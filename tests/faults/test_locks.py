@@ -9,12 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch.distributed.checkpoint.planner import WriteItemType
-
-from bytecheckpoint.errors import CheckpointBusyError, CheckpointSupersededError
-from faults.fork_server import ForkServer, Meeting
-from faults.paused_saves import save_beside_a_child, save_paused, save_while_a_child_ends, save_while_peer_pauses
-from faults.saves import (
+from support.fork_server import ForkServer, Meeting
+from support.saves import (
     BOTH_RANKS,
     CONFIG,
     Attempt,
@@ -25,6 +21,10 @@ from faults.saves import (
     names_in,
     save,
 )
+from torch.distributed.checkpoint.planner import WriteItemType
+
+from bytecheckpoint.errors import CheckpointBusyError, CheckpointSupersededError
+from faults.paused_saves import save_beside_a_child, save_paused, save_while_a_child_ends, save_while_peer_pauses
 
 OLD, NEW, NEXT = 1, 2, 3
 # The stuck save stops before it has made a file, or when its file is there.

@@ -13,11 +13,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.fork_server import LIMIT_S, ForkServer
+from support.jobs import Job, run_job
+from support.saves import Attempt, SaveRequest, assert_only_own_files, generation_on_disk, names_in, save
 
 from bytecheckpoint.errors import SaveFailedError, StorageError
-from faults.fork_server import LIMIT_S, ForkServer
-from faults.jobs import Job, run_job
-from faults.saves import Attempt, SaveRequest, assert_only_own_files, generation_on_disk, names_in, save
 
 OLD, NEW, NEXT = 1, 2, 3
 _CLONE_NEWNS = 0x00020000

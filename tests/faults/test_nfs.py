@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support.fork_server import LIMIT_S, ForkServer
+from support.jobs import run_job
+from support.mounts import complaint_of, mounted
+from support.saves import BOTH_RANKS, CONFIG, SaveRequest, assert_only_own_files, generation_on_disk, save
 
 from bytecheckpoint import verify
-from faults.fork_server import LIMIT_S, ForkServer
-from faults.jobs import run_job
-from faults.mounts import complaint_of, mounted
-from faults.saves import BOTH_RANKS, CONFIG, SaveRequest, assert_only_own_files, generation_on_disk, save
 
 OLD, NEW, NEXT = 1, 2, 3
 UNTESTED = "NFS"

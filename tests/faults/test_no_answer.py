@@ -27,13 +27,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
-
-from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config
-from bytecheckpoint.dcp._save_session import take_right_away
-from bytecheckpoint.errors import CheckpointChangedError, DurabilityUnknownError, SaveFailedError, StorageError
-from faults.fork_server import LIMIT_S, ForkServer, Meeting
-from faults.saves import (
+from support.fork_server import LIMIT_S, ForkServer, Meeting
+from support.saves import (
     BOTH_RANKS,
     CONFIG,
     Attempt,
@@ -45,6 +40,11 @@ from faults.saves import (
     save,
     save_twice,
 )
+from torch.distributed.checkpoint.api import CheckpointException
+
+from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config
+from bytecheckpoint.dcp._save_session import take_right_away
+from bytecheckpoint.errors import CheckpointChangedError, DurabilityUnknownError, SaveFailedError, StorageError
 from faults.silent_storage import SilentStorage, silent_storage
 from faults.unanswered import load_twice_pausing, save_then_exit, save_twice_and_look
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.fork_server import ForkServer
 
 import bytecheckpoint
 from bytecheckpoint import find_latest_ckpt_path, load, prune, scan_steps
 from bytecheckpoint.checkpoint import removal as _removal
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
-from faults.fork_server import ForkServer
 
 PARTS = 3
 # In the order in which the save of one part reaches them.

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from support.cli_runs import run as run_command
+from support.fork_server import LIMIT_S, ForkServer
+from support.mounts import mounted
+from support.saves import CONFIG, SaveRequest, attempt, generation_on_disk, load, names_in
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpReader, latest, verify
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, SaveFailedError, StorageError
-from faults.fork_server import LIMIT_S, ForkServer
-from faults.mounts import mounted
-from faults.saves import CONFIG, SaveRequest, attempt, generation_on_disk, load, names_in
 from faults.unprivileged import NOBODY, as_nobody
 
 OLD, NEW, NEXT = 1, 2, 3

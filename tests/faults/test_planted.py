@@ -13,10 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, SaveFailedError, StorageError
-from faults.fork_server import ForkServer, Meeting
-from faults.saves import (
+from support.fork_server import ForkServer, Meeting
+from support.saves import (
     Attempt,
     SaveRequest,
     assert_only_own_files,
@@ -25,6 +23,8 @@ from faults.saves import (
     save,
     save_when_told,
 )
+
+from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, SaveFailedError, StorageError
 from faults.strace import traced
 
 OLD, NEW, NEXT = 1, 2, 3

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 from support.campaign import IS_LONG, Campaign
+from support.fork_server import ForkServer
+from support.jobs import Job, run_job
+from support.mounts import DISKS, Disk, cut_power, save_then_cut
+from support.saves import SaveRequest, assert_only_own_files, generation_on_disk
 from torch.distributed.checkpoint.api import CheckpointException
 
-from faults.fork_server import ForkServer
-from faults.jobs import Job, run_job
-from faults.mounts import DISKS, Disk, cut_power, save_then_cut
 from faults.points import CASES, Case, Start, prepare
 from faults.rehearsal import NEW, NEXT, OLD
-from faults.saves import SaveRequest, assert_only_own_files, generation_on_disk
 
 # The points where it changes what is durable. The long form has all others, and other beginnings.
 ALWAYS = (

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 from support.campaign import IS_LONG, Campaign
+from support.fork_server import ForkServer, Meeting
+from support.saves import BOTH_RANKS, Attempt, SaveRequest, assert_only_own_files, generation_on_disk, names_in
 
 from bytecheckpoint.errors import SaveFailedError, StorageError
-from faults.fork_server import ForkServer, Meeting
 from faults.quotas import KINDS, Quota
-from faults.saves import BOTH_RANKS, Attempt, SaveRequest, assert_only_own_files, generation_on_disk, names_in
 from faults.unprivileged import save_as_nobody, save_twice_as_nobody
 
 OLD, NEW, NEXT = 1, 2, 3

@@ -20,16 +20,16 @@ from pathlib import Path
 
 import pytest
 from support.campaign import IS_LONG
+from support.fork_server import ForkServer, Meeting
+from support.mounts import mounted
+from support.saves import Attempt, SaveRequest, generation_on_disk, save
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from bytecheckpoint import RetentionReport, prune
 from bytecheckpoint.errors import CheckpointBusyError
-from faults.fork_server import ForkServer, Meeting
-from faults.mounts import mounted
 from faults.paused_saves import save_paused
 from faults.pruning import KEPT, make_run, prune_as_nobody, prune_when_told, save_template, states_in
 from faults.rehearsal import for_each, one_of_each, spread
-from faults.saves import Attempt, SaveRequest, generation_on_disk, save
 from faults.strace import Call, calls_in, injected, recorded, wait_until_stopped
 from faults.unprivileged import NOBODY
 

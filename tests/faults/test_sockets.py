@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from support.fork_server import ForkServer, Meeting, meet
+from support.saves import CONFIG
 
 import bytecheckpoint
-from faults.fork_server import ForkServer, Meeting, meet
-from faults.saves import CONFIG
 from faults.strace import traced
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 import torch
 from support.campaign import IS_LONG
+from support.fork_server import ForkServer, Meeting, meet
 
 import bytecheckpoint
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.training_state.tracker import TRACKER, write_tracker
-from faults.fork_server import ForkServer, Meeting, meet
 from faults.rehearsal import for_each, spread
 from faults.strace import Call, calls_in, injected, recorded, wait_until_stopped
 

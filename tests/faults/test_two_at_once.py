@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from support.campaign import Campaign
+from support.fork_server import ForkServer, Meeting
+from support.jobs import Job, run_job
+from support.saves import SaveRequest, assert_only_own_files, generation_on_disk
 
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointChangedError, CheckpointSupersededError
-from faults.fork_server import ForkServer, Meeting
-from faults.jobs import Job, run_job
-from faults.saves import SaveRequest, assert_only_own_files, generation_on_disk
 from faults.workers import LoadAsked, SaveAsked, Saved, load_when_asked, save_behind_readers, save_when_asked
 
 HOW = ("dcp.load", "register", "load_state_dict")

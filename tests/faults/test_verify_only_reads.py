@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.fork_server import LIMIT_S
+from support.saves import data_files
 
-from faults.fork_server import LIMIT_S
-from faults.saves import data_files
 from faults.strace import strace_or_skip
 
 ROOT = Path(__file__).parents[2]

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.fork_server import LIMIT_S, meet
+from support.saves import Attempt, SaveRequest, attempt, generation_on_disk, gloo, save_twice, state
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem, WriteItemType
 
 from bytecheckpoint import BcpReader
-from faults.fork_server import LIMIT_S, meet
 from faults.paused_saves import PausingPlanner
-from faults.saves import Attempt, SaveRequest, attempt, generation_on_disk, gloo, save_twice, state
 
 __all__ = ["load_twice_pausing", "save_then_exit", "save_twice_and_look"]
 

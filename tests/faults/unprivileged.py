@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from faults.saves import Attempt, SaveRequest, save, save_twice
+from support.saves import Attempt, SaveRequest, save, save_twice
 
 __all__ = ["NOBODY", "as_nobody", "save_as_nobody", "save_twice_as_nobody"]
 

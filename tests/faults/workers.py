@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from support.fork_server import meet
+from support.saves import SaveRequest, attempt, blank, generation_of, gloo
 from torch.distributed.checkpoint.api import CheckpointException
 
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpWriter, Config
 from bytecheckpoint.dcp import _destination
 from bytecheckpoint.errors import CheckpointError
-from faults.fork_server import meet
-from faults.saves import SaveRequest, attempt, blank, generation_of, gloo
 
 __all__ = [
     "LoadAsked",

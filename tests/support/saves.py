@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpReader, BcpWriter, Config
 from bytecheckpoint.errors import CheckpointNotFoundError
-from faults.fork_server import meet
+from support.fork_server import meet
 
 __all__ = [
     "Attempt",

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from faults.fork_server import ForkServer, Outcome
-from faults.saves import SaveRequest, save
+from support.fork_server import ForkServer, Outcome
+from support.saves import SaveRequest, save
 
 __all__ = ["Job", "run_job"]
 

@@ -6,16 +6,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import shutil
+import signal
 import struct
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from faults.fork_server import LIMIT_S
-from faults.saves import Attempt, SaveRequest, save
+from support.fork_server import LIMIT_S
+from support.saves import Attempt, SaveRequest, save
 
 __all__ = [
     "DISKS",
@@ -25,6 +29,7 @@ __all__ = [
     "file_system_in_file",
     "fill",
     "free_blocks",
+    "fuse_mounted",
     "mounted",
     "save_then_cut",
 ]
@@ -71,6 +76,53 @@ def mounted(path: Path, *arguments: str, untested: str) -> Iterator[Path]:
     finally:
         # A process of a failed test may still use the mount. The failed unmount must not hide why the test failed.
         assert not complaint_of("umount", str(path)) or not complaint_of("umount", "--lazy", str(path))
+
+
+@contextlib.contextmanager
+def fuse_mounted(path: Path, *command: str, untested: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs the program of a FUSE file system, which mounts at ``path``, a new directory, while the context lasts.
+
+    Args:
+        command: The program and its arguments; it stays in the foreground.
+        untested: What is skipped, with the reason, if the program may not mount or is missing, which fails in CI.
+        options: More arguments of ``Popen``.
+    """
+    program = shutil.which(command[0])
+    if program is None:
+        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+        give_up(f"{untested} NOT TESTED: {command[0]} is not installed")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip(f"{untested} NOT TESTED: /dev/fuse is not to be had")
+    path.mkdir(parents=True)
+    with subprocess.Popen([program, *command[1:]], **options) as running:
+        try:
+            if not _is_mounted(path, running):
+                pytest.skip(f"{untested} NOT TESTED: this user may not mount")
+            yield running
+        finally:
+            if running.poll() is None:
+                running.send_signal(signal.SIGCONT)
+            # Unmounts lazily: the program lives on until the last open file is closed.
+            unmount = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount", "-u", "-z"]
+            subprocess.run([*unmount, str(path)], check=False, stderr=subprocess.DEVNULL)
+            try:
+                running.wait(LIMIT_S)
+            except subprocess.TimeoutExpired:
+                running.kill()
+
+
+def _is_mounted(path: Path, program: subprocess.Popen[bytes]) -> bool:
+    """Waits until ``path`` is mounted; False if it never is. The kernel notifies whoever polls the list of mounts."""
+    with Path("/proc/self/mounts").open() as mounts:
+        changed = select.poll()
+        changed.register(mounts, select.POLLPRI | select.POLLERR)
+        until = time.monotonic() + LIMIT_S
+        while f" {path} " not in mounts.read():
+            if program.poll() is not None or time.monotonic() > until:
+                return False
+            changed.poll(200)
+            mounts.seek(0)
+    return True
 
 
 def free_blocks(directory: Path) -> int:

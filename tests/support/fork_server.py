@@ -70,7 +70,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         paths = [*([str(package)] if package else []), str(TESTS), os.environ.get("PYTHONPATH", "")]
         # Without -P the sources in the working directory would come before the build that is asked for.
-        code = f"from faults.fork_server import serve; serve({theirs.fileno()})"
+        code = f"from support.fork_server import serve; serve({theirs.fileno()})"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code],
             pass_fds=[theirs.fileno()],
@@ -174,7 +174,7 @@ def serve(fd: int) -> None:
     import torch
 
     import bytecheckpoint
-    from faults import saves  # noqa: F401  # imports what the children need
+    from support import saves  # noqa: F401  # imports what the children need
 
     torch.set_num_threads(1)
     # Otherwise a child could stop between the check of its state and the wait for this signal.

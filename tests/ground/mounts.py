@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File systems that start in seconds, each as two machines see it: two mounts of one storage, or one mount twice."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.fork_server import LIMIT_S
+from support.mounts import file_system_in_file, fuse_mounted, mounted
+
+__all__ = ["KINDS", "Ground", "enter_machine"]
+
+_CLONE_NEWNS = 0x00020000
+_SFTP_SERVER = "/usr/lib/openssh/sftp-server"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A mounted file system.
+
+    Attributes:
+        kind: Its name in ``KINDS``.
+        views: The directory as each of two machines sees it.
+        shared: Where a process that has entered a machine sees the directory.
+    """
+
+    kind: str
+    views: tuple[Path, Path]
+    shared: Path
+
+
+def enter_machine(ground: Ground, number: int) -> None:
+    """Makes this process see view ``number`` of the storage at ``ground.shared``. No other process is affected."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(_CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
+    for command in (["--make-rprivate", "/"], ["--bind", str(ground.views[number]), str(ground.shared)]):
+        subprocess.run(["mount", *command], timeout=LIMIT_S, check=True)
+
+
+_Mount = Callable[[contextlib.ExitStack, Path], tuple[Path, Path]]
+
+
+def _untested(kind: str) -> str:
+    return f"THE FILE SYSTEM {kind}"
+
+
+def _fuse(kind: str, *command: str) -> _Mount:
+    """Returns what mounts a FUSE file system twice. ``{real}`` in the command is the storage, ``{at}`` the mount."""
+
+    def mount(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+        (root / "real").mkdir(exist_ok=True)
+        views = root / "a", root / "b"
+        for at in views:
+            filled = [part.format(real=root / "real", at=at) for part in command]
+            stack.enter_context(fuse_mounted(at, *filled, untested=_untested(kind)))
+        return views
+
+    return mount
+
+
+def _sshfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+    """Mounts twice through servers of SFTP of its own, without ssh."""
+    (root / "real").mkdir()
+    views = root / "a", root / "b"
+    for at in views:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            server = subprocess.Popen([_SFTP_SERVER], stdin=theirs, stdout=theirs)
+            stack.callback(server.wait, LIMIT_S)
+            command = ("sshfs", "-f", "-o", "passive", f":{root}/real", str(at))
+            stack.enter_context(fuse_mounted(at, *command, untested=_untested("sshfs"), stdin=ours, stdout=ours))
+    return views
+
+
+def _gocryptfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+    (root / "word").write_text("not a secret")
+    (root / "real").mkdir()
+    word = ("-q", "-passfile", str(root / "word"))
+    # Few rounds of the key derivation: the password protects nothing.
+    subprocess.run(["gocryptfs", "-init", "-scryptn", "10", *word, str(root / "real")], timeout=LIMIT_S, check=False)
+    return _fuse("gocryptfs", "gocryptfs", "-fg", "-sharedstorage", *word, "{real}", "{at}")(stack, root)
+
+
+def _overlayfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+    # An overlay cannot lie on another one, as the root of a container may be.
+    below = stack.enter_context(mounted(root / "disk", "-t", "tmpfs", "none", untested=_untested("overlayfs")))
+    for name in ("lower", "upper", "work"):
+        (below / name).mkdir()
+    options = f"lowerdir={below}/lower,upperdir={below}/upper,workdir={below}/work"
+    at = stack.enter_context(
+        mounted(root / "at", "-t", "overlay", "overlay", "-o", options, untested=_untested("overlayfs"))
+    )
+    return at, at
+
+
+def _disk(kind: str, num_mib: int, *command: str) -> _Mount:
+    """Returns what mounts a new disk in a file."""
+
+    def mount(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+        image = root / "disk.img"
+        file_system_in_file(image, num_mib << 20, *command, untested=_untested(kind))
+        at = stack.enter_context(mounted(root / "at", "-t", kind, "-o", "loop", str(image), untested=_untested(kind)))
+        return at, at
+
+    return mount
+
+
+KINDS: dict[str, _Mount] = {
+    "bindfs": _fuse("bindfs", "bindfs", "-f", "{real}", "{at}"),
+    "bindfs, O_DIRECT forwarded": _fuse("bindfs", "bindfs", "-f", "--forward-odirect=512", "{real}", "{at}"),
+    "mergerfs": _fuse("mergerfs", "mergerfs", "-f", "{real}", "{at}"),
+    "unionfs-fuse": _fuse("unionfs-fuse", "unionfs", "-f", "{real}=RW", "{at}"),
+    "sshfs": _sshfs,
+    "gocryptfs": _gocryptfs,
+    "overlayfs": _overlayfs,
+    "xfs": _disk("xfs", 320, "mkfs.xfs", "-q"),
+    "btrfs": _disk("btrfs", 320, "mkfs.btrfs", "-q"),
+}
+"""The name of each kind, and what mounts it in an empty directory and returns its two views."""

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user does on one machine, with default settings, over each file system."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from support.fork_server import ForkServer
+
+from bytecheckpoint import async_save_state_dict, latest, load_state_dict, prune, save_state_dict, scan_steps, verify
+from ground.mounts import Ground
+
+# Whole blocks, an end that is none, and more than a request.
+_NUMELS = {"blocks": 1 << 18, "odd": (1 << 16) + 3, "one": 1, "long": (3 << 18) + 77}
+
+
+def state(generation: int) -> dict[str, Any]:
+    values: dict[str, Any] = {name: torch.arange(float(numel)) + generation for name, numel in _NUMELS.items()}
+    return values | {"generation": generation}
+
+
+def check(got: dict[str, Any], generation: int) -> None:
+    for name, wanted in state(generation).items():
+        assert torch.equal(got[name], wanted) if isinstance(wanted, torch.Tensor) else got[name] == wanted, name
+
+
+def check_stored(path: Path, generation: int) -> None:
+    """Fails unless we and stock DCP read the generation, and all of it is whole."""
+    for load in (
+        lambda got: load_state_dict(path, got, no_dist=True),
+        lambda got: dcp.load(got, checkpoint_id=path, no_dist=True),
+    ):
+        got = state(-1)
+        load(got)
+        check(got, generation)
+    assert not verify(path).problems
+
+
+def test_saves_overwrites_and_loads(path: Path) -> None:
+    for generation in (1, 2):
+        save_state_dict(path, state(generation), no_dist=True)
+        check_stored(path, generation)
+    async_save_state_dict(path, state(3), no_dist=True).committed.result(60.0)
+    check_stored(path, 3)
+
+
+def test_a_checkpoint_of_stock_dcp(path: Path) -> None:
+    dcp.save(state(4), checkpoint_id=path, no_dist=True)
+    check_stored(path, 4)
+
+
+def test_retention(path: Path) -> None:
+    for step in (1, 2, 3):
+        save_state_dict(path / f"step-{step}", state(step), no_dist=True)
+    assert latest(path) == str(path / "step-3")
+    assert prune(path, keep_latest=1).removed == [str(path / f"step-{step}") for step in (1, 2)]
+    assert [step.state for step in scan_steps(path)] == ["complete"]
+    check_stored(path / "step-3", 3)
+
+
+REFUSES = {
+    "bindfs, O_DIRECT forwarded": [],  # aligned transfers work, and all others go through the page cache
+    "mergerfs": ["save"],
+    "unionfs-fuse": ["save", "load", "verify"],
+}
+
+
+def warnings_of(use: str, path: Path) -> list[str]:
+    """Uses a checkpoint twice in this process. Returns what was logged."""
+    logged = io.StringIO()
+    logging.getLogger("bytecheckpoint").addHandler(logging.StreamHandler(logged))
+    for _ in range(2):
+        if use == "save":
+            save_state_dict(path, state(1), no_dist=True)
+        elif use == "load":
+            load_state_dict(path, state(0), no_dist=True)
+        else:
+            verify(path)
+    return logged.getvalue().splitlines()
+
+
+def test_refused_direct_io_is_said_once(ground: Ground, path: Path, server: ForkServer) -> None:
+    for use in ("save", "load", "verify"):
+        said = server.run(warnings_of, use, path).unwrap()
+        if use in REFUSES.get(ground.kind, []):
+            (line,) = said
+            assert line.startswith(f"{path}: the file system takes O_DIRECT")
+        else:
+            assert said == []
