@@ -55,7 +55,8 @@ class RetentionReport:
         protected: For each of them that the rules alone would not keep, the reason, by path.
         doubts: Which steps have higher numbers than the newest, or were committed later than the one that the tracker
             names, and by what the newest is the newest. Empty if tracker, times of commit and numbers agree.
-        removed: Paths of complete checkpoints that are gone.
+        removed: Paths of complete checkpoints that are gone. One whose files could not all be removed is in ``warnings``
+            alone: it loads no more, and the next prune sweeps it.
         swept: Paths of other folders that are gone: half, corrupt or incomplete.
         skipped: For each folder that was left alone although the rules do not keep it, the reason, by path.
         warnings: What failed, or was left behind. The next prune tries again.
@@ -333,7 +334,7 @@ class Retention:
             outcome = Outcome(failures=[str(error)]) if is_there else Outcome(skipped="another prune removed it first")
         if outcome.skipped:
             report.skipped[folder.path] = outcome.skipped
-        elif not outcome.is_loadable:
+        elif not outcome.is_loadable and not outcome.failures:
             gone.append(folder.path)
         report.warnings.extend(f"{folder.name}: {failure}" for failure in outcome.failures)
         report.warnings.extend(f"{folder.name} was removed, except for {left}" for left in outcome.stays)

@@ -5,7 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "csrc/io/directory.h"
@@ -16,6 +19,10 @@ namespace bytecheckpoint::io {
 namespace {
 
 using base::Status;
+
+/// How long to wait for the last close of files that were removed.
+constexpr std::chrono::seconds kLongestClose(2);
+constexpr std::chrono::milliseconds kBetweenTries(5);
 
 constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 
@@ -89,7 +96,23 @@ Status OpenDirectory::remove_file(const std::string& name) const {
 }
 
 Status OpenDirectory::remove_directory(const std::string& name) const {
-  return remove(name, AT_REMOVEDIR);
+  const auto until = std::chrono::steady_clock::now() + kLongestClose;
+  while (true) {
+    Status outcome = remove(name, AT_REMOVEDIR);
+    const bool is_full = outcome.sys_errno() == ENOTEMPTY || outcome.sys_errno() == EEXIST;
+    if (!is_full || std::chrono::steady_clock::now() >= until || !has_only_removed_files(name)) return outcome;
+    std::this_thread::sleep_for(kBetweenTries);
+  }
+}
+
+bool OpenDirectory::has_only_removed_files(const std::string& name) const {
+  const auto is_removed = [](const std::string& of) {
+    return of.rfind(".fuse_hidden", 0) == 0 || of.rfind(".nfs", 0) == 0;
+  };
+  const base::Result<OpenDirectory> below = open_below(name);
+  if (!below.is_ok()) return false;
+  const base::Result<std::vector<std::string>> names = below.value().list();
+  return names.is_ok() && std::all_of(names.value().begin(), names.value().end(), is_removed);
 }
 
 Status OpenDirectory::remove(const std::string& name, int flags) const {

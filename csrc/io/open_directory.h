@@ -46,7 +46,9 @@ class OpenDirectory {
 
   /// Removes the name of anything but a directory; a link is not followed. No error if it is already gone.
   base::Status remove_file(const std::string& name) const;
-  /// Removes an empty directory. No error if it is already gone.
+  /// Removes an empty directory. No error if it is already gone. FUSE and NFS keep a file that was removed while it was
+  /// open under a name of their own: while there is nothing else in the directory, it waits for the last close, which
+  /// FUSE hands on late, for 2 s at most.
   base::Status remove_directory(const std::string& name) const;
   /// Syncs the directory: names created and removed in it then survive power loss, if the file system can do that.
   base::Status sync() const;
@@ -58,6 +60,8 @@ class OpenDirectory {
  private:
   OpenDirectory(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
   base::Status remove(const std::string& name, int flags) const;
+  /// Whether a directory holds nothing but files that are removed already.
+  bool has_only_removed_files(const std::string& name) const;
 
   int fd_ = -1;
   std::string path_;

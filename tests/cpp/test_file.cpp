@@ -101,9 +101,8 @@ TEST_CASE("file: a direct file takes unaligned buffers, offsets and lengths in a
 /// Returns how many descriptors of this process lead to a file.
 int64_t num_open(const std::string& path) {
   std::error_code ignored;
-  return std::count_if(std::filesystem::directory_iterator("/proc/self/fd"), {}, [&](const auto& entry) {
-    return std::filesystem::read_symlink(entry.path(), ignored) == path;
-  });
+  return std::count_if(std::filesystem::directory_iterator("/proc/self/fd"), {},
+                       [&](const auto& entry) { return std::filesystem::read_symlink(entry.path(), ignored) == path; });
 }
 
 TEST_CASE("file: a direct file that is opened once more for an unaligned end is written, moved and closed whole") {

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from support.fork_server import ForkServer
+from support.fork_server import LIMIT_S, ForkServer
 
 from bytecheckpoint import async_save_state_dict, latest, load_state_dict, prune, save_state_dict, scan_steps, verify
 from ground.mounts import Ground
@@ -63,6 +65,8 @@ def test_retention(path: Path) -> None:
     check_stored(path / "step-3", 3)
 
 
+# Where a file that is removed while it is open stays in its folder, under a name of the file system's own.
+HIDING = {"bindfs", "bindfs, O_DIRECT forwarded", "unionfs-fuse", "sshfs"}
 REFUSES = {
     "bindfs, O_DIRECT forwarded": [],  # aligned transfers work, and all others go through the page cache
     "mergerfs": ["save"],
@@ -92,3 +96,33 @@ def test_refused_direct_io_is_said_once(ground: Ground, path: Path, server: Fork
             assert line.startswith(f"{path}: the file system takes O_DIRECT")
         else:
             assert said == []
+
+
+def test_a_folder_goes_when_its_last_reader_has_closed(path: Path) -> None:
+    """FUSE keeps a file that is removed while it is open, under another name in its folder."""
+    for step in (1, 2):
+        save_state_dict(path / f"step-{step}", state(step), no_dist=True)
+    (data,) = (path / "step-1").glob("*.distcp")
+    with data.open("rb") as file:
+        closing = threading.Timer(0.5, file.close)
+        closing.start()
+        assert prune(path, keep_latest=1).removed == [str(path / "step-1")]
+        closing.join()
+    assert [folder.name for folder in path.iterdir()] == ["step-2"]
+
+
+def test_a_folder_whose_file_is_held_is_not_called_removed(ground: Ground, path: Path) -> None:
+    for step in (1, 2):
+        save_state_dict(path / f"step-{step}", state(step), no_dist=True)
+    (data,) = (path / "step-1").glob("*.distcp")
+    with data.open("rb"):
+        report = prune(path, keep_latest=1)
+        is_gone = not (path / "step-1").exists()
+        assert (report.removed, bool(report.warnings)) == ([str(path / "step-1")] if is_gone else [], not is_gone)
+        assert latest(path) == str(path / "step-2")
+    assert is_gone == (ground.kind not in HIDING)
+    until = time.monotonic() + LIMIT_S
+    while [folder.name for folder in path.iterdir()] != ["step-2"]:  # sshfs goes on to list what is gone, for 20 s
+        assert time.monotonic() < until
+        time.sleep(0.1)
+        prune(path, keep_latest=1)
