@@ -14,7 +14,6 @@ from bytecheckpoint import _moved, _reference_names
 
 if TYPE_CHECKING:
     from bytecheckpoint.checkpoint.digests import Digest, digest
-    from bytecheckpoint.checkpoint.newest import latest
     from bytecheckpoint.checkpoint.retention import Retention, RetentionReport, prune
     from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
     from bytecheckpoint.checkpoint.store_sweep import SweepReport, sweep
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
     from bytecheckpoint.training_state.checkpointers import DDPCheckpointer, FSDP2Checkpointer, FSDPCheckpointer
     from bytecheckpoint.training_state.extra_state import get_rng_state, set_rng_state
+    from bytecheckpoint.training_state.latest import latest
     from bytecheckpoint.training_state.loading import LoadResult, load
     from bytecheckpoint.training_state.merging import bytecheckpoint_ckpt_to_pytorch_ckpt
     from bytecheckpoint.training_state.saving import CheckpointReport, save
@@ -140,7 +140,7 @@ _HOMES = {
     "digest": "bytecheckpoint.checkpoint.digests",
     "find_latest_ckpt_path": "bytecheckpoint.training_state.tracker",
     "get_rng_state": "bytecheckpoint.training_state.extra_state",
-    "latest": "bytecheckpoint.checkpoint.newest",
+    "latest": "bytecheckpoint.training_state.latest",
     "load": "bytecheckpoint.training_state.loading",
     "load_state_dict": "bytecheckpoint.state_dicts",
     "merge": "bytecheckpoint.staging.merging",

@@ -20,7 +20,7 @@ MOVED = {
     "bytecheckpoint.frameworks": "bytecheckpoint.training_state",
     "bytecheckpoint.local_path": "bytecheckpoint.checkpoint.local_path",
     "bytecheckpoint.merging": "bytecheckpoint.staging.merging",
-    "bytecheckpoint.newest": "bytecheckpoint.checkpoint.newest",
+    "bytecheckpoint.newest": "bytecheckpoint.training_state.latest",
     "bytecheckpoint.parts": "bytecheckpoint.checkpoint.parts",
     "bytecheckpoint.retention": "bytecheckpoint.checkpoint.retention",
     "bytecheckpoint.save_handle": "bytecheckpoint.staging.save_handle",

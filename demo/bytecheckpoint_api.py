@@ -72,7 +72,7 @@ def run(folder: Path) -> None:
     wanted = torch.rand(3)
     resumed = {role: make(role) for role in ROLES}
     for role, state in resumed.items():
-        path = bytecheckpoint.find_latest_ckpt_path(folder, role)
+        path = bytecheckpoint.find_latest_ckpt_path(folder, role, process_group=dist.group.WORLD)
         bytecheckpoint.load(path, state, framework="fsdp2", role=role)
         say(f"{role}: loaded {Path(path).relative_to(folder)}")
         before, after = (
@@ -89,7 +89,7 @@ def run(folder: Path) -> None:
     say("weights, optimizers and what random numbers follow are equal, bit for bit")
 
     grown = make("actor", num_layers=4)
-    path = bytecheckpoint.find_latest_ckpt_path(folder, "actor")
+    path = bytecheckpoint.find_latest_ckpt_path(folder, "actor", process_group=dist.group.WORLD)
     try:
         bytecheckpoint.load(path, {"model": grown["model"]}, framework="fsdp2", role="actor")
     except CheckpointError as error:

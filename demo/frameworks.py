@@ -156,7 +156,7 @@ def run_stage(rank: int, number: int, demo: str, folder: Path) -> None:
         run = Run(stage, seed=number)
         if number > 0:
             begin = time.perf_counter()
-            path = bytecheckpoint.find_latest_ckpt_path(folder)
+            path = bytecheckpoint.find_latest_ckpt_path(folder, process_group=dist.group.WORLD)
             if path is None:
                 raise RuntimeError("the stage before has saved nothing")
             state = run.state()

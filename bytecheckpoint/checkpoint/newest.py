@@ -3,71 +3,38 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
-from bytecheckpoint.checkpoint.folders import Place, below, has_file, known
-from bytecheckpoint.checkpoint.local_path import location
+from bytecheckpoint.checkpoint.folders import Place, below, has_file
 from bytecheckpoint.checkpoint.parts import PARTS, REFERENCE
-from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.checkpoint.steps import StepFolder, look_at_step
 from bytecheckpoint.checkpoint.tracker_text import tracker_text
-from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
 
-__all__ = ["latest", "newest_whole"]
+__all__ = ["Newest", "newest_whole"]
 
 _MOST_NAMED = 5
 
 
-def latest(run: str | os.PathLike[str], role: str = "", *, config: Config | None = None) -> str | None:
-    """Returns the folder of the newest whole checkpoint of a run; None if the run has none yet.
+@dataclass(frozen=True)
+class Newest:
+    """The newest whole step of a run.
 
-    Pass it to ``load_state_dict`` or ``BcpReader``, or to ``bytecheckpoint.load`` if ``bytecheckpoint.save`` saved it::
-
-        path = bytecheckpoint.latest("run")
-        if path is not None:
-            bytecheckpoint.load_state_dict(path, state)
-
-    Local: it looks at what is on disk now, and changes nothing. If ranks may see different things, call it on one rank
-    and broadcast the result.
-
-    The newest checkpoint is the one that the tracker of ``bytecheckpoint.save`` names; without a tracker, the one that
-    was committed last; of those committed at the same time, the one of the highest step. ``find_latest_ckpt_path``,
-    ``Retention`` and ``bcp steps`` use the same order. The time of a commit is that of the last change of the commit
-    mark, ``.metadata``; docs/retention.md says what that means for copies. A ``RuntimeWarning`` names the steps that
-    have higher numbers and, if the tracker decides, the one that was committed last.
-
-    Step folders are those with names that ``scan_steps`` knows, whoever wrote them, and symbolic links with such names.
-    For each newer one that is passed over, a ``RuntimeWarning`` says why. A checkpoint is whole if the first look of a
-    load accepts it, which checks all of ``.metadata``, and if its files are there and its tensors have all elements.
-
-    None means that training may begin at step 0: there is no such folder, it has no step folders, or no checkpoint was
-    ever committed in them (they are empty, hold other things, or hold what dead first saves left). It is an error if no
-    checkpoint is whole, but one was committed or cannot be looked at: training from step 0 would in the end replace
-    data that may still be rescued.
-
-    Args:
-        run: Folder of the run.
-        role: The role that ``bytecheckpoint.save`` saved the checkpoint with.
-        config: Settings for the store, if ``run`` is a URL; None reads ``BYTECHECKPOINT_*`` variables.
-
-    Raises:
-        UnsupportedError: ByteCheckpoint 0.0.2 or 0.0.3 wrote the steps.
-        CheckpointError: There were checkpoints, and none is whole. The message says what they are, newest first.
-        ConfigError: ``run`` is a URL of an unknown kind, or is a checkpoint itself and not a folder of step folders; or
-            ``role`` is unknown.
-        StorageError: The folder cannot be listed.
+    Attributes:
+        path: Its folder; None if the run has none yet.
+        warnings: What the user should hear of it.
     """
-    return newest_whole(folder_of_role(known(location(run), config), check_role(role)), None, "latest")
+
+    path: str | None
+    warnings: tuple[str, ...] = ()
 
 
-def newest_whole(run: Place, pattern: str | None, asked: str) -> str | None:
-    """Does what ``latest`` does, for step folders of any names.
+def newest_whole(run: Place, pattern: str | None, asked: str) -> Newest:
+    """Does what ``latest`` does on one rank, for step folders of any names.
 
     Args:
         run: Folder of the step folders.
@@ -82,10 +49,11 @@ def newest_whole(run: Place, pattern: str | None, asked: str) -> str | None:
         if isinstance(run, Path):
             run.lstat()  # not stat: a link to a disk that is not mounted leads nowhere, and the run is not new
     except FileNotFoundError:
-        return None
+        return Newest(None)
     except OSError as error:
         raise StorageError(f"{asked}({run}): {error.strerror}", str(run), error.errno or 0) from error
-    order = commit_order(run, step_paths(run, pattern, follow_links=True), _tracker_of(run, asked))
+    said: list[str] = []
+    order = commit_order(run, step_paths(run, pattern, follow_links=True), _tracker_of(run, said))
     if not order.steps and not order.unmarked:
         _refuse_a_checkpoint(run, asked)
     marked = {path for _, path in order.steps}
@@ -103,23 +71,20 @@ def newest_whole(run: Place, pattern: str | None, asked: str) -> str | None:
     if found is None:
         _refuse_loss(run, passed, asked)
     instead = "there is no whole one" if found is None else f"taking {found.path}"
-    said = [f"passing over {folder.path}, which is {_why_not(folder)}; {instead}" for folder in passed]
+    said += [f"passing over {folder.path}, which is {_why_not(folder)}; {instead}" for folder in passed]
     if found is not None and found.path in marked:
         said += filter(None, [order.doubts_about((found.step, found.path))])
-    for text in said:
-        warnings.warn(f"{asked}({run}): {text}", RuntimeWarning, stacklevel=3)  # the caller of the function `asked`
-    return None if found is None else found.path
+    return Newest(None if found is None else found.path, tuple(f"{asked}({run}): {text}" for text in said))
 
 
-def _tracker_of(run: Place, asked: str) -> str:
+def _tracker_of(run: Place, said: list[str]) -> str:
     """Returns what the tracker says. Something else in its place is none, since whole steps can be found without it."""
     try:
         return tracker_text(run)
     except StorageError as error:
         if isinstance(run, str):
             raise  # the store does not answer
-        text = f"{asked}({run}): the tracker cannot be read, so the time of the commit decides: {error}"
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        said.append(f"the tracker cannot be read, so the time of the commit decides: {error}")
         return ""
 
 

@@ -55,8 +55,8 @@ class RetentionReport:
         protected: For each of them that the rules alone would not keep, the reason, by path.
         doubts: Which steps have higher numbers than the newest, or were committed later than the one that the tracker
             names, and by what the newest is the newest. Empty if tracker, times of commit and numbers agree.
-        removed: Paths of complete checkpoints that are gone. One whose files could not all be removed is in ``warnings``
-            alone: it loads no more, and the next prune sweeps it.
+        removed: Paths of complete checkpoints that are gone. One of which files are left is in ``warnings`` alone: it
+            loads no more, and the next prune sweeps it.
         swept: Paths of other folders that are gone: half, corrupt or incomplete.
         skipped: For each folder that was left alone although the rules do not keep it, the reason, by path.
         warnings: What failed, or was left behind. The next prune tries again.

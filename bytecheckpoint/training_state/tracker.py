@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import TYPE_CHECKING
 
 from bytecheckpoint import _core
-from bytecheckpoint.checkpoint.folders import Place, below, known, write_object
-from bytecheckpoint.checkpoint.local_path import location
-from bytecheckpoint.checkpoint.newest import newest_whole
-from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
+from bytecheckpoint.checkpoint.folders import Place, below, write_object
+from bytecheckpoint.checkpoint.newest import Newest, newest_whole
 from bytecheckpoint.checkpoint.small_files import replacing
 from bytecheckpoint.checkpoint.step_names import MOST_DIGITS, step_number
 from bytecheckpoint.checkpoint.tracker_text import TRACKER, tracker_text
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError, StorageError
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.training_state.latest import one_look
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 __all__ = ["TRACKER", "find_latest_ckpt_path", "step_folder", "write_tracker"]
 
@@ -57,10 +60,16 @@ def write_tracker(root: Place, step: int) -> None:
         directory.sync()
 
 
-def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "", *, config: Config | None = None) -> str | None:
+def find_latest_ckpt_path(
+    root: str | os.PathLike[str],
+    role: str = "",
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    config: Config | None = None,
+) -> str | None:
     """Returns the step folder that the tracker of a run names, for ``bytecheckpoint.load``; None if there is none yet.
 
-    Local: it looks at what is on disk. A save under way does not count; wait for its handle if it should.
+    It looks at what is on disk. A save under way does not count; wait for its handle if it should.
 
     If the step that the tracker names is gone or not whole, or if there is no tracker, the result is the whole step
     that was committed last. This gives a warning, and one more for each step folder that is passed over. ``latest``,
@@ -70,19 +79,27 @@ def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "", *, confi
     Args:
         root: ``ckpt_path`` of ``bytecheckpoint.save``.
         role: The role that it was saved with.
+        process_group: Group of the ranks that will load, of which the lowest looks for all; None looks on this rank
+            alone. See ``latest``.
         config: Settings for the store, if ``root`` is a URL; None reads ``BYTECHECKPOINT_*`` variables.
 
     Raises:
         ConfigError: The role is unknown, or ``root`` is a URL of an unknown kind.
-        StorageError: The tracker or the folder cannot be read.
+        StorageError: The tracker or the folder cannot be read; see ``latest``.
         CheckpointError: See ``latest``.
         UnsupportedError: See ``latest``.
     """
-    folder = folder_of_role(known(location(root), config), check_role(role))
+    found = one_look("find_latest_ckpt_path", root, role, config, process_group, _newest_of_tracker)
+    for text in found.warnings:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return found.path
+
+
+def _newest_of_tracker(folder: Place) -> Newest:
     text = tracker_text(folder)
     newest = newest_whole(folder, r"global_step_(\d+)", "find_latest_ckpt_path")
     named = step_number(text)
-    if (newest is not None or text) and (named is None or newest != str(step_folder(folder, named))):
-        why = f"names step {text[:MOST_DIGITS]!r}, which is not whole" if text else "is not there"
-        warnings.warn(f"{below(folder, TRACKER)} {why}: taking {newest or 'none'}", RuntimeWarning, stacklevel=2)
-    return newest
+    if (newest.path is None and not text) or (named is not None and newest.path == str(step_folder(folder, named))):
+        return newest
+    why = f"names step {text[:MOST_DIGITS]!r}, which is not whole" if text else "is not there"
+    return Newest(newest.path, (*newest.warnings, f"{below(folder, TRACKER)} {why}: taking {newest.path or 'none'}"))
