@@ -41,6 +41,20 @@ std::atomic<bool> refused_direct{false};
 /// Held while a file is opened once more.
 std::mutex reopening;
 
+/// Does what fstat does, and asks the server: file systems of networks and in user space remember the size that a file
+/// had before another machine replaced it.
+int fresh_stat(int fd, struct stat* info) {
+  struct statx fresh;
+  if (::statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &fresh) != 0) {
+    return errno == ENOSYS || errno == EPERM ? ::fstat(fd, info) : -1;  // some containers refuse the call
+  }
+  info->st_mode = fresh.stx_mode;
+  info->st_size = static_cast<off_t>(fresh.stx_size);
+  info->st_ino = fresh.stx_ino;
+  info->st_mtim = {fresh.stx_mtime.tv_sec, fresh.stx_mtime.tv_nsec};
+  return 0;
+}
+
 int open_retrying(const char* path, int flags, mode_t mode, int directory = AT_FDCWD) {
   int fd;
   do {
@@ -305,7 +319,7 @@ base::Result<std::string> File::read(int64_t offset, int64_t size) {
 base::Result<int64_t> File::size() const {
   if (store_ != nullptr) return object_.bytes;
   struct stat info;
-  if (::fstat(fd_, &info) != 0) return Status::storage("fstat", path_, "", errno);
+  if (fresh_stat(fd_, &info) != 0) return Status::storage("statx", path_, "", errno);
   return static_cast<int64_t>(info.st_size);
 }
 
@@ -317,7 +331,7 @@ base::Result<base::FileVersion> File::version() const {
     return version;
   }
   struct stat info;
-  if (::fstat(fd_, &info) != 0) return Status::storage("fstat", path_, "", errno);
+  if (fresh_stat(fd_, &info) != 0) return Status::storage("statx", path_, "", errno);
   constexpr int64_t kNsPerSecond = 1'000'000'000;
   version.bytes = info.st_size;
   version.mtime_ns = info.st_mtim.tv_sec * kNsPerSecond + info.st_mtim.tv_nsec;
