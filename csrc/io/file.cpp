@@ -165,15 +165,14 @@ Status File::stop_direct() {
   if (!direct_) return Status::ok();  // another thread was first
   const int flags = ::fcntl(fd_, F_GETFL);
   if (flags < 0) return Status::storage("fcntl", path_, "", errno);
-  if (buffered_ < 0) {
+  if (!is_in_user_space(fd_)) {
+    ::fcntl(fd_, F_SETFL, flags & ~O_DIRECT);
+  } else if (buffered_ < 0) {
     const std::string link = text("/proc/self/fd/", fd_);
     buffered_ = open_retrying(link.c_str(), flags & O_ACCMODE, 0);
+    if (buffered_ < 0) return Status::storage("open", path_, "again, without O_DIRECT", errno);
   }
-  if (buffered_ < 0) {
-    const int error = errno;
-    if (is_in_user_space(fd_)) return Status::storage("open", path_, "again, without O_DIRECT", error);
-    ::fcntl(fd_, F_SETFL, flags & ~O_DIRECT);  // which other file systems heed
-  }
+  // The descriptors change first: a thread that reads direct_ as false relies on that.
   direct_ = false;
   return Status::ok();
 }
@@ -376,8 +375,7 @@ Status File::finish_upload() {
 Status File::sync() {
   if (fd_ < 0) return finish_upload();
   if (::fsync(fd_) != 0) return Status::storage("fsync", path_, "", errno);
-  // Elsewhere that was the whole file, and another fsync would cost another flush of the disk.
-  if (buffered_ >= 0 && is_in_user_space(fd_) && ::fsync(buffered_) != 0) {
+  if (buffered_ >= 0 && ::fsync(buffered_) != 0) {
     return Status::storage("fsync", path_, "without O_DIRECT", errno);
   }
   BCP_JOURNAL(synced(fd_, path_));

@@ -25,8 +25,9 @@ inline constexpr int64_t kDirectAlignment = 4096;
 /// or `close` has succeeded.
 ///
 /// With `direct`, O_DIRECT is used if the file system has it and the transfer is aligned. Any other transfer goes
-/// through the page cache, without an error: direct I/O changes the speed, not the result. The first of those opens the
-/// file once more, without O_DIRECT: file systems in user space know the flags of the open alone.
+/// through the page cache, without an error: direct I/O changes the speed, not the result. On a file system in user
+/// space the first of those opens the file once more, without O_DIRECT: such a server knows the flags of the open
+/// alone.
 ///
 /// Offsets are absolute; the file has no position. Any thread may call `read_at` and `write_at`, on disjoint ranges.
 /// Errors name operation, path, offset and sizes.
@@ -101,7 +102,7 @@ class File {
 
   std::string path_;
   int fd_ = -1;
-  int buffered_ = -1;  // the same file without O_DIRECT; set before direct_ becomes false
+  int buffered_ = -1;  // on FUSE the same file without O_DIRECT; set before direct_ becomes false
   // Of an object that is read, or written.
   std::shared_ptr<ObjectStore> store_;
   std::string name_;

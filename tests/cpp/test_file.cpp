@@ -6,12 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <filesystem>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -96,35 +93,6 @@ TEST_CASE("file: a direct file takes unaligned buffers, offsets and lengths in a
   std::string back(33333, '\0');
   EXPECT_OK(reading.read_at(back.data(), 33333, 7, 33333));
   CHECK((back == content.substr(7, 33333)));
-}
-
-/// Returns how many descriptors of this process lead to a file.
-int64_t num_open(const std::string& path) {
-  std::error_code ignored;
-  return std::count_if(std::filesystem::directory_iterator("/proc/self/fd"), {},
-                       [&](const auto& entry) { return std::filesystem::read_symlink(entry.path(), ignored) == path; });
-}
-
-TEST_CASE("file: a direct file that is opened once more for an unaligned end is written, moved and closed whole") {
-  const TempDir dir;
-  const std::string content = test::patterned(4099);
-  {
-    File file = created(dir / "a", true);
-    const auto bytes = test::aligned_bytes(content);
-    EXPECT_OK(file.write_at(bytes.get(), 4099, 0));
-    const int64_t wanted = (::fcntl(file.fd(), F_GETFL) & O_DIRECT) != 0 ? 2 : 1;  // 1 where there is no O_DIRECT
-    CHECK(num_open(dir / "a") == wanted);
-    EXPECT_OK(file.write_at("end", 3, 4099));
-    File moved = std::move(file);
-    EXPECT_OK(moved.flush());
-    EXPECT_OK(moved.sync());
-    CHECK(num_open(dir / "a") == wanted);
-    EXPECT_OK(moved.close());
-    CHECK(num_open(dir / "a") == 0);
-  }
-  CHECK((test::read_all(dir / "a") == content + "end"));
-  const File reading = test::value_of(File::open(dir.path(), "a", true));
-  CHECK(num_open(dir / "a") == 1);
 }
 
 TEST_CASE("file: bytes that are written past the cache are read, wherever they lie in memory") {
