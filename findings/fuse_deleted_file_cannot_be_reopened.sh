@@ -33,7 +33,8 @@ apt-get download -qq mergerfs=2.33.5-1 gocryptfs=2.3-1+b4 bindfs=1.14.7-1 libfus
   exit 2
 }
 for package in *.deb; do dpkg-deb -x "$package" root; done
-export PATH="$work/root/usr/bin:$PATH" LD_LIBRARY_PATH="$work/root/lib/x86_64-linux-gnu:$work/root/usr/lib/x86_64-linux-gnu"
+libraries=$(dirname "$(find "$work/root" -name libfuse.so.2 -print -quit)")
+export PATH="$work/root/usr/bin:$PATH" LD_LIBRARY_PATH="$libraries"
 
 mkdir at.{mergerfs,gocryptfs,bindfs} of.{mergerfs,gocryptfs,bindfs}
 echo "not a secret" > word

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.ending_ranks import EndingRanks
+from support.fork_server import ForkServer
 from support.leaks import holdings, leaks_since, wait_for_watch
 from support.sanitizing import IS_UNDER_ASAN
 
@@ -77,6 +78,14 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # else triton lists all its objects as leaked
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ForkServer]:
+    """Yields a fork server of the installed package."""
+    server = ForkServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

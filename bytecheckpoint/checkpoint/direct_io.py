@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from bytecheckpoint.runtime.per_process import PerProcess
@@ -16,7 +15,7 @@ _logger = logging.getLogger("bytecheckpoint")
 _told: PerProcess[set[str]] = PerProcess(set)
 
 
-def tell_of_refused_direct_io(path: Path | str, module: ModuleType | Any) -> None:
+def tell_of_refused_direct_io(path: Path | str, module: Any) -> None:
     """Logs a warning, once in a process, if a file system has refused direct I/O on files that it had opened for it.
 
     Args:

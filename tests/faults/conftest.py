@@ -26,13 +26,6 @@ def is_same(file: Path) -> bool:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="session")
 def failpoint_server() -> Iterator[ForkServer]:
     if not (FAILPOINT_BUILD / "bytecheckpoint").is_dir():
         pytest.skip(f"KILL TESTS NOT RUN: {FAILPOINT_BUILD} is missing; `make build/failpoints/.built` makes it")

@@ -8,24 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.fork_server import ForkServer
 
 from ground.mounts import KINDS, Ground
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     root = tmp_path_factory.mktemp("ground")
-    (root / "shared").mkdir()
     with contextlib.ExitStack() as stack:
-        yield Ground(request.param, KINDS[request.param](stack, root), root / "shared")
+        yield Ground(request.param, KINDS[request.param](stack, root))
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import socket
 import subprocess
 from collections.abc import Callable
@@ -15,9 +13,8 @@ from pathlib import Path
 from support.fork_server import LIMIT_S
 from support.mounts import file_system_in_file, fuse_mounted, mounted
 
-__all__ = ["KINDS", "Ground", "enter_machine"]
+__all__ = ["KINDS", "Ground"]
 
-_CLONE_NEWNS = 0x00020000
 _SFTP_SERVER = "/usr/lib/openssh/sftp-server"
 
 
@@ -28,20 +25,10 @@ class Ground:
     Attributes:
         kind: Its name in ``KINDS``.
         views: The directory as each of two machines sees it.
-        shared: Where a process that has entered a machine sees the directory.
     """
 
     kind: str
     views: tuple[Path, Path]
-    shared: Path
-
-
-def enter_machine(ground: Ground, number: int) -> None:
-    """Makes this process see view ``number`` of the storage at ``ground.shared``. No other process is affected."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.unshare(_CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
-    for command in (["--make-rprivate", "/"], ["--bind", str(ground.views[number]), str(ground.shared)]):
-        subprocess.run(["mount", *command], timeout=LIMIT_S, check=True)
 
 
 _Mount = Callable[[contextlib.ExitStack, Path], tuple[Path, Path]]

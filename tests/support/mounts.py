@@ -54,12 +54,16 @@ def complaint_of(*command: str) -> str:
     return "" if done.returncode == 0 else f"{' '.join(command)}: {done.stderr.strip().partition(chr(10))[0]}"
 
 
-def file_system_in_file(image: Path, num_bytes: int, *command: str, untested: str) -> None:
-    """Makes a file system with ``command`` in a sparse file. Skips ``untested`` if it is not installed; CI fails."""
-    if shutil.which(command[0]) is None:
+def _need(program: str, untested: str) -> None:
+    if shutil.which(program) is None:
         # CI could install it.
         give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-        give_up(f"{untested} NOT TESTED: {command[0]} is not installed")
+        give_up(f"{untested} NOT TESTED: {program} is not installed")
+
+
+def file_system_in_file(image: Path, num_bytes: int, *command: str, untested: str) -> None:
+    """Makes a file system with ``command`` in a sparse file. Skips ``untested`` if it is not installed; CI fails."""
+    _need(command[0], untested)
     with image.open("wb") as file:
         file.truncate(num_bytes)
     assert not (failed := complaint_of(*command, str(image))), failed
@@ -87,14 +91,11 @@ def fuse_mounted(path: Path, *command: str, untested: str, **options: Any) -> It
         untested: What is skipped, with the reason, if the program may not mount or is missing, which fails in CI.
         options: More arguments of ``Popen``.
     """
-    program = shutil.which(command[0])
-    if program is None:
-        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-        give_up(f"{untested} NOT TESTED: {command[0]} is not installed")
+    _need(command[0], untested)
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip(f"{untested} NOT TESTED: /dev/fuse is not to be had")
     path.mkdir(parents=True)
-    with subprocess.Popen([program, *command[1:]], **options) as running:
+    with subprocess.Popen(command, **options) as running:
         try:
             if not _is_mounted(path, running):
                 pytest.skip(f"{untested} NOT TESTED: this user may not mount")
