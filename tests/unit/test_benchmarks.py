@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bytecheckpoint import _C
 
@@ -141,6 +142,30 @@ def test_objects(tmp_path: Path) -> None:
     run("objects.py", "--repetitions", "2", "--turn-ms", "1", "--idle-limit-s", "0", "--json", str(file))
     for by_contender in json.loads(file.read_text())["microseconds"].values():
         assert {len(turns) for turns in by_contender.values()} == {2}
+
+
+def test_gpu_stall_without_a_gpu(tmp_path: Path) -> None:
+    file = tmp_path / "stall.json"
+    mixed = ("--gigabytes", "0.002", "--tensors", "12")
+    small = ("--small-gigabytes", "0.0001", "--small-tensors", "10")
+    large = ("--large-gigabytes", "0.002", "--large-tensors", "2")
+    run("gpu_stall.py", "--device", "cpu", "--repetitions", "1", *mixed, *small, *large, "--json", str(file))
+    figures = json.loads(file.read_text())["figures"]
+    assert [(kind, of_kind["num_tensors"]) for kind, of_kind in figures.items()] == [
+        *(("mixed", 12), ("small", 10), ("large", 2))
+    ]
+    for of_kind in figures.values():
+        assert of_kind["seconds"].keys() == {"ceiling", "ours", "ours, future", "ours, call", "dcp", "dcp, future"}
+        assert all(len(all_s) == 1 for all_s in of_kind["seconds"].values())
+
+
+@pytest.mark.long
+def test_gpu_stall_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("THE ANSWER OF A MACHINE WITHOUT A GPU IS NOT TESTED: this one has one")
+    file = tmp_path / "stall.json"
+    assert "NOTHING MEASURED: torch sees no CUDA device" in run("gpu_stall.py", "--json", str(file))
+    assert not file.exists()
 
 
 @pytest.mark.long
