@@ -1,13 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a Hugging Face folder into an FSDP2 model on several ranks: ours, and DCP's reader of safetensors.
+"""Loads a Hugging Face folder: into an FSDP2 model on several ranks, or whole by one process, also to a GPU.
 
-The model is sharded by `fully_shard` over gloo ranks of one machine, along dim 0, or along dim 1 as tensor parallelism
-does. Contenders take turns, in another order each round. A load begins for all ranks at once and ends with the last.
-Beside them, one process loads all files with `safetensors.torch.load_file`, which is no sharded load. Every sharded
-load is compared.
+On several ranks, ours and DCP's reader of safetensors take part. The model is sharded by `fully_shard` over gloo ranks
+of one machine, along dim 0, or along dim 1 as tensor parallelism does. A load begins for all ranks at once and ends
+with the last. Beside them, one process loads all files with `safetensors.torch.load_file`, which is no sharded load.
+Every sharded load is compared.
+
+With `--ranks 1` nothing is sharded, and every tensor ends on `--device`. Ours and DCP's reader fill tensors that exist.
+`safetensors`, `fastsafetensors` (without GPUDirect Storage) and Run:ai's streamer return new ones; the last two take
+part where they are installed and work. Every load is compared. The file of `--json` is written after each round.
+
+Contenders take turns, in another order each round, with a cold page cache.
 
     python benchmarks/load_hf.py --gigabytes 1 --repetitions 3
+    python benchmarks/load_hf.py --device cuda
 """
 
 from __future__ import annotations
@@ -31,6 +38,8 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from measurement import machine
 from measurement.conditions import Stopwatch, add_arguments, drop_page_cache
+from measurement.whole_loads import BASELINE as WHOLE_BASELINE
+from measurement.whole_loads import WholeLoads
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
@@ -165,40 +174,102 @@ def run_rank(rank: int, root: str, arguments: argparse.Namespace) -> None:
                 if repetition:
                     rounds[name].append(seconds)
         if stopwatch is not None:
-            report(rounds, sum(file.stat().st_size for file in folder.iterdir()), stopwatch, arguments)
+            num_bytes = sum(file.stat().st_size for file in folder.iterdir())
+            keep(rounds, num_bytes, arguments)
+            report(rounds, num_bytes, stopwatch, arguments)
     bytecheckpoint.shutdown()
     dist.destroy_process_group()
 
 
-def report(rounds: dict[str, list[float]], num_bytes: int, stopwatch: Stopwatch, arguments: argparse.Namespace) -> None:
-    table = Table(
-        title=f"{num_bytes / 1e9:.2f} GB of safetensors into FSDP2 on {arguments.ranks} gloo ranks, dim {arguments.dim}"
+def run_whole(root: Path, arguments: argparse.Namespace) -> None:
+    folder = root / "hf"
+    folder.mkdir()
+    write_folder(folder, int(arguments.gigabytes * 1e9))
+    num_bytes = sum(file.stat().st_size for file in folder.iterdir())
+    loads = WholeLoads(folder, torch.device(arguments.device))
+    rounds: dict[str, list[float]] = {name: [] for name in loads.names}
+    with Stopwatch(arguments.warm_gib, arguments.idle_limit_s) as stopwatch:
+        for repetition in range(arguments.repetitions + 1):
+            for name in random.Random(repetition).sample(list(rounds), len(rounds)):
+                load = loads.prepared(name)
+                drop_page_cache(folder)  # it keeps pages of files that are mapped, as they may be before this
+                seconds = stopwatch.time(load)
+                loads.check(name)
+                if repetition:
+                    rounds[name].append(seconds)
+            keep(rounds, num_bytes, arguments, loads.left_out)
+        report(rounds, num_bytes, stopwatch, arguments, loads.left_out)
+
+
+def keep(
+    rounds: dict[str, list[float]],
+    num_bytes: int,
+    arguments: argparse.Namespace,
+    left_out: dict[str, str] | None = None,
+) -> None:
+    if not arguments.json:
+        return
+    facts = {"command": arguments.command, "machine": machine.facts(arguments.dir), "versions": machine.versions()}
+    facts |= {"bytes": num_bytes, "ranks": arguments.ranks, "dim": arguments.dim, "device": arguments.device}
+    arguments.json.write_text(json.dumps({**facts, "left_out": left_out or {}, "seconds": rounds}, indent=1) + "\n")
+
+
+def report(
+    rounds: dict[str, list[float]],
+    num_bytes: int,
+    stopwatch: Stopwatch,
+    arguments: argparse.Namespace,
+    left_out: dict[str, str] | None = None,
+) -> None:
+    where = (
+        f"whole, to {arguments.device}"
+        if arguments.ranks == 1
+        else f"into FSDP2 on {arguments.ranks} gloo ranks, dim {arguments.dim}"
     )
-    for column in ("", "s", "GB/s", "x DCP"):
+    table = Table(title=f"{num_bytes / 1e9:.2f} GB of safetensors {where}")
+    baseline, short = (WHOLE_BASELINE, "safetensors") if arguments.ranks == 1 else (BASELINE, "DCP")
+    for column in ("", "s", "GB/s", f"x {short}"):
         table.add_column(column, justify="right" if column else "left")
     for name, seconds in rounds.items():
         median = statistics.median(seconds)
-        ratio = statistics.median(dcp / ours for dcp, ours in zip(rounds[BASELINE], seconds, strict=True))
+        ratio = statistics.median(other / own for other, own in zip(rounds[baseline], seconds, strict=True))
         table.add_row(name, f"{median:.3f}", f"{num_bytes / median / 1e9:.2f}", f"{ratio:.2f}")
     console = Console(highlight=False, width=130)
     console.print(table)
+    for name, reason in (left_out or {}).items():
+        console.print(f"{name} is left out: {reason}")
     console.print(machine.summary(machine.facts(arguments.dir)))
     console.print(f"{stopwatch.num_calls} calls timed; {stopwatch.busy_starts} began on a busy machine")
-    if arguments.json:
-        facts = {"machine": machine.facts(arguments.dir), "versions": machine.versions(), "bytes": num_bytes}
-        arguments.json.write_text(
-            json.dumps(facts | {"ranks": arguments.ranks, "dim": arguments.dim, "seconds": rounds}, indent=1) + "\n"
-        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, choices=range(2, 17), default=4, metavar="N", help="2 to 16 (default 4)")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        choices=range(1, 17),
+        metavar="N",
+        help="1 to 16 (default 4; 1 on a GPU, where it cannot be more)",
+    )
     parser.add_argument("--gigabytes", type=float, default=1.0, help="of the model (default 1)")
     parser.add_argument("--dim", type=int, choices=(0, 1), default=0, help="dim along which it is sharded (default 0)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     add_arguments(parser)
     arguments = parser.parse_args()
+    arguments.command = machine.command("load_hf.py", arguments, parser)
+    if arguments.ranks is None:
+        arguments.ranks = 4 if arguments.device == "cpu" else 1
+    if arguments.device != "cpu":
+        if arguments.ranks != 1:
+            parser.error("--device cuda: one process loads the whole model; it takes --ranks 1")
+        if not torch.cuda.is_available():
+            parser.error("--device cuda: torch sees no CUDA device")
     with tempfile.TemporaryDirectory(prefix="load-hf-", dir=arguments.dir) as root:
+        if arguments.ranks == 1:
+            warnings.filterwarnings("ignore")
+            run_whole(Path(root), arguments)
+            bytecheckpoint.shutdown()
+            return
         os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
         mp.spawn(run_rank, (root, arguments), arguments.ranks)
 

@@ -15,7 +15,7 @@ import torch
 
 import bytecheckpoint
 
-PACKAGES = ("torch", "safetensors", "torch_checkpointing")
+PACKAGES = ("torch", "safetensors", "torch_checkpointing", "fastsafetensors", "runai-model-streamer")
 
 
 def facts(directory: Path) -> dict[str, Any]:

@@ -168,6 +168,25 @@ def test_gpu_stall_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     assert not file.exists()
 
 
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_load_hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    if importlib.util.find_spec("safetensors") is None:
+        pytest.skip("LOADS OF SAFETENSORS NOT MEASURED: safetensors is missing; `make bench` installs it")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "fastsafetensors.py").write_text("import os\n\nos.abort()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
+    file = tmp_path / "loads.json"
+    run("load_hf.py", "--ranks", str(ranks), *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
+    kept = json.loads(file.read_text())
+    assert kept["command"].startswith(f"python benchmarks/load_hf.py --ranks {ranks} --gigabytes 0.016")
+    assert {"bytecheckpoint", "DCP's HuggingFaceStorageReader"} <= kept["seconds"].keys()
+    assert ("safetensors.load_file" in kept["seconds"]) == (ranks == 1)
+    assert all(len(all_s) == 1 for all_s in kept["seconds"].values())
+    if ranks == 1:
+        assert kept["left_out"]["fastsafetensors"] == "signal 6"  # and it did not end ours
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "loads.json"]
+
+
 @pytest.mark.long
 def test_sharing(tmp_path: Path) -> None:
     file = tmp_path / "sharing.json"
