@@ -19,7 +19,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks docs setup.py
 
-.PHONY: help demo test environment compat torture fuzz bench bench-all docs wheel lint tidy format sanitize sanitize-python run_asan run_tsan build clean
+.PHONY: help demo test environment compat torture fuzz bench bench-all gpu-wheels gpu-rehearsal docs wheel lint tidy format sanitize sanitize-python run_asan run_tsan build clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -47,6 +47,12 @@ bench: $(VENV)/.built $(VENV)/.bench build/objects/.testing  ## compare with oth
 
 bench-all: $(VENV)/.built $(VENV)/.bench build/objects/.testing  ## the figures that we hold, in one file; benchmarks/compare_runs.py compares two of them
 	$(BIN)/python benchmarks/bench_all.py $(BENCH_ARGS)
+
+gpu-wheels: $(DEPENDENCIES)  ## fetch what tests/gpu/run.py takes to a machine with a GPU and without network
+	$(BIN)/python tests/gpu/run.py --prepare
+
+gpu-rehearsal: $(VENV)/.built $(VENV)/.test $(VENV)/.bench  ## all steps of tests/gpu/run.py, without a GPU
+	MAX_JOBS=$(JOBS) $(BIN)/python tests/gpu/run.py --rehearse
 
 docs: $(VENV)/.built $(VENV)/.docs  ## the documentation, to build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees -b html docs build/docs

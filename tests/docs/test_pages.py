@@ -17,7 +17,7 @@ from bytecheckpoint import Config, errors
 
 DOCS = ROOT / "docs"
 WITH_LINKS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
-WITH_LINKS += [ROOT / name for name in ("benchmarks/README.md", "csrc/README.md")]
+WITH_LINKS += [ROOT / name for name in ("benchmarks/README.md", "csrc/README.md", "tests/gpu/README.md")]
 
 
 def anchors(page: Path) -> set[str]:
