@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The extension module that links against torch: saves, loads, staging and sharing. The headers in csrc/ have the
-# contracts; this stub has the types. tests/lint/test_stubs.py compares the names.
+# The extension module that links against torch. The headers in csrc/ have the contracts, this stub has the types;
+# tests/lint/test_stubs.py compares the names.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -195,6 +195,7 @@ class SaveJob:
         niceness: int,
         bytes_per_s: int,
         io_timeout_s: float,
+        visibility_timeout_s: float = ...,
         max_file_bytes: int = ...,
         trace: Trace | None = ...,
     ) -> None: ...
@@ -213,7 +214,7 @@ class SaveJob:
     def bytes_done(self) -> int: ...
     def stats(self) -> dict[str, Any]: ...
 
-# What one rank reads of a checkpoint. See csrc/bindings/read_plan.h.
+# See csrc/bindings/read_plan.h.
 class ReadPlan:
     def __init__(self, checkpoint: Checkpoint, items: Iterable[ReadItem]) -> None: ...
     @staticmethod

@@ -56,7 +56,7 @@ class CheckpointError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.args[0], self.path, self.errno), self._notes()
 
-    def _notes(self) -> dict[str, list[str]] | None:
+    def _notes(self) -> dict[str, Any] | None:
         """Returns the notes that ``add_note`` added, as the state to restore when the error is unpickled."""
         notes = getattr(self, "__notes__", None)
         return {"__notes__": notes} if notes else None
@@ -82,7 +82,17 @@ class ConfigError(CheckpointError, ValueError):
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """There is no checkpoint at that path."""
+    """There is no checkpoint at that path.
+
+    Attributes:
+        visible_within_s: Seconds within which one may still be seen that another machine has committed; 0 on a local
+            file system.
+    """
+
+    visible_within_s: float = 0.0
+
+    def _notes(self) -> dict[str, Any]:
+        return {**(super()._notes() or {}), "visible_within_s": self.visible_within_s}
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError):

@@ -18,6 +18,8 @@ need unionfs-fuse command -v unionfs
 need sshfs command -v sshfs
 need openssh-sftp-server test -x /usr/lib/openssh/sftp-server
 need gocryptfs command -v gocryptfs
+need libfuse3-dev test -e /usr/include/fuse3/fuse.h      # a file system that shows changes late
+need pkg-config command -v pkg-config
 need spin command -v spin                                # the models of the commit and of groups
 need xfsprogs command -v mkfs.xfs                        # file systems whose power is cut
 need btrfs-progs command -v mkfs.btrfs                   # limits of file systems

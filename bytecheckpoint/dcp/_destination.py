@@ -103,6 +103,7 @@ def start_job(
         niceness=config.niceness if is_background else 0,
         bytes_per_s=config.write_bytes_per_s,
         io_timeout_s=config.io_timeout_s,
+        visibility_timeout_s=config.visibility_timeout_s,
         max_file_bytes=most_file_bytes(session.path),
         trace=session.phases.trace.spans,
     )

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from bytecheckpoint import _C
+from bytecheckpoint import _C, _core
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
 from bytecheckpoint.checkpoint.in_use import Hold, hold_directory, key_of_url
 from bytecheckpoint.checkpoint.last_used import note_load
@@ -401,15 +401,25 @@ class BcpReader(StorageReader):
             self._store = use_store(str(self.path), self.config, _C)
             self._store.on_request = self._phases.trace.note_request
         # Only a missing `.metadata` is explained: DCP also asks for the part of a rank that has none.
-        with explaining(self.path) if rank is None else nullcontext():
-            return _C.Checkpoint.open(
-                str(self.path),
-                rank=rank,
-                check_pickle=True,
-                accept_rewritten=self.config.accept_rewritten_metadata,
-                max_whole_bytes=_MAX_WHOLE_METADATA_BYTES,
-                io_timeout_s=self.config.io_timeout_s,
-            )
+        try:
+            with explaining(self.path) if rank is None else nullcontext():
+                return _C.Checkpoint.open(
+                    str(self.path),
+                    rank=rank,
+                    check_pickle=True,
+                    accept_rewritten=self.config.accept_rewritten_metadata,
+                    max_whole_bytes=_MAX_WHOLE_METADATA_BYTES,
+                    io_timeout_s=self.config.io_timeout_s,
+                )
+        except CheckpointNotFoundError as error:
+            if _core.look_anew(str(self.path)):
+                error.visible_within_s = self.config.visibility_timeout_s
+            raise
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks take part in the latest load."""
+        return max(1, self._call.size)
 
     def _no_part_of(self, rank: int) -> CheckpointNotFoundError | None:
         """Returns the error for a missing part of ``rank`` if other ranks have parts; None if there are no parts."""

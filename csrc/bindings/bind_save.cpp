@@ -36,11 +36,12 @@ using SaveJobHolder = std::unique_ptr<engine::SaveJob, EndSaveJob>;
 
 SaveJobHolder start_save(std::string directory, uint32_t rank, bool direct_io, bool sync, bool one_file_a_record,
                          int num_io_threads, int64_t ring_bytes, int64_t expected_bytes, int niceness,
-                         int64_t bytes_per_s, double io_timeout_s, int64_t max_file_bytes,
+                         int64_t bytes_per_s, double io_timeout_s, double visibility_timeout_s, int64_t max_file_bytes,
                          std::shared_ptr<base::Trace> trace) {
-  engine::SaveOptions options{std::move(directory), rank,          direct_io,      sync,     one_file_a_record,
-                              num_io_threads,       ring_bytes,    expected_bytes, niceness, bytes_per_s,
-                              io_timeout_s,         max_file_bytes};
+  engine::SaveOptions options{std::move(directory), rank,           direct_io,           sync,
+                              one_file_a_record,    num_io_threads, ring_bytes,          expected_bytes,
+                              niceness,             bytes_per_s,    io_timeout_s,        visibility_timeout_s,
+                              max_file_bytes};
   options.trace = std::move(trace);
   return SaveJobHolder(value_unlocked([&] { return engine::SaveJob::start(std::move(options)); }).release(),
                        EndSaveJob{::getpid(), io_timeout_s > 0});
@@ -166,7 +167,7 @@ void bind_save(py::module_& m) {
       .def(py::init(&start_save), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("sync"), py::arg("one_file_a_record"), py::arg("num_io_threads"), py::arg("ring_bytes"),
            py::arg("expected_bytes"), py::arg("niceness"), py::arg("bytes_per_s"), py::arg("io_timeout_s"),
-           py::arg("max_file_bytes") = 0, py::arg("trace") = py::none())
+           py::arg("visibility_timeout_s") = 0.0, py::arg("max_file_bytes") = 0, py::arg("trace") = py::none())
       .def("cancel", [](engine::SaveJob& job) { unlocked([&] { job.cancel(); }); })
       .def("append_tensors", &append_tensors, py::arg("plan"), py::arg("begin"), py::arg("values"),
            py::arg("current_stream"))

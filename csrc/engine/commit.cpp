@@ -10,6 +10,7 @@
 #include "csrc/engine/check_files.h"
 #include "csrc/engine/live_saves.h"
 #include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/random_id.h"
 #include "csrc/engine/sweep.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file_system.h"
@@ -121,6 +122,7 @@ Status Commit::begin_slowly() {
   BCP_FAILPOINT(kBeginSwept);
   // Also a quota may leave no room for a third checkpoint, and it may be another rank that meets it.
   io::wait_until_freed();
+  if (!o.overwrite && !is_local_) BCP_RETURN_IF_ERROR(try_to_replace_nothing());
   BCP_RETURN_IF_ERROR(tmp_.file().reserve(o.reserve_bytes));
   BCP_FAILPOINT(kBeginDone);
   return Status::ok();
@@ -129,6 +131,23 @@ Status Commit::begin_slowly() {
 Status Commit::make_directories() {
   const base::MutexLock lock(mutex_);
   return io::make_directories(options_.directory, options_.sync, &made_);
+}
+
+Status Commit::try_to_replace_nothing() const {
+  // Names of data files: what a crash leaves of them is swept.
+  std::string names[2];
+  for (std::string& name : names) {
+    format::DataFileId id;
+    id.rank = options_.scope.value_or(0);
+    BCP_ASSIGN_OR_RETURN(id.file_id, draw_id());
+    name = path(format::data_file_name(id));
+  }
+  const Status tried = io::try_rename_new(names[0], names[1]);
+  if (tried.sys_errno() != EOPNOTSUPP) return tried;
+  return Status::make(tried.code(),
+                      text("begin(", options_.directory, "): overwrite=False cannot be kept here: ", tried.message(),
+                           "; save each step into a folder of its own, with overwrite=True"),
+                      options_.directory, EOPNOTSUPP);
 }
 
 Status Commit::refuse_what_is_there() const {

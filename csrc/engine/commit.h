@@ -82,7 +82,8 @@ struct CommitReport {
 ///    committed, and notes which mark is there. [kBeginLooked]
 /// 5. It sweeps what dead saves left: their tmps, and data files that no commit mark names. `sweep.h` has the order of
 ///    its steps. [kSweepListed, kSweepTmpRemoved, kSweepDirectorySynced, kSweepFileRemoved, kBeginSwept] Then it waits
-///    until the space of all files that this process has swept is free (`io/late_freeing.h`).
+///    until the space of all files that this process has swept is free (`io/late_freeing.h`). With `overwrite` false it
+///    tries on files of its own whether the commit will be possible; not on local file systems, which all can do it.
 /// 6. It reserves disk space for the metadata in the tmp. [kBeginDone]
 /// 7. Every rank writes new data files, syncs each of them and then the directory (`save_job.h`), and hands its result
 ///    to the coordinator. From then on its files belong to the coordinator, or to a sweep: the rank never deletes them.
@@ -186,6 +187,8 @@ class Commit {
   base::Status superseded(
       std::string_view how = "this save gave up its right to commit, or a newer save took it") const;
   base::Status make_directories();
+  /// \returns kStorage if this file system cannot commit without replacing.
+  base::Status try_to_replace_nothing() const;
 
   /// Step 2. \returns kExists if a checkpoint is there that this save may not replace, or that would hide what it
   /// commits.

@@ -12,6 +12,7 @@
 #include "csrc/engine/random_id.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file_system.h"
+#include "csrc/io/late_changes.h"
 #include "csrc/staging/staged_bytes.h"
 
 namespace bytecheckpoint::engine {
@@ -83,8 +84,14 @@ base::Result<FileImage*> SaveJob::image_for_record(int64_t bytes) {
     id.number = static_cast<uint32_t>(images_.size());
     // Noted before the call: if it creates the file and then fails, the clean-up must find the file.
     file_names_.push_back(format::data_file_name(id));
-    BCP_ASSIGN_OR_RETURN(auto image, FileImage::create(options_.directory, id, options_.direct_io, options_.is_plain,
-                                                       {&*ring_, &free_slots_, writer_.get(), &deadline_, lane_}));
+    std::unique_ptr<FileImage> image;
+    const auto create = [&]() -> base::Status {
+      BCP_ASSIGN_OR_RETURN(image, FileImage::create(options_.directory, id, options_.direct_io, options_.is_plain,
+                                                    {&*ring_, &free_slots_, writer_.get(), &deadline_, lane_}));
+      return base::Status::ok();
+    };
+    // The coordinator has made the directory; this machine may see it late.
+    BCP_RETURN_IF_ERROR(io::ask_until_seen(options_.directory, options_.visibility_timeout_s, create));
     images_.push_back(std::move(image));
     image_open_ = true;
     if (images_.size() == 1) {

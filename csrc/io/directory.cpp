@@ -6,13 +6,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 
 #include "csrc/base/bytes.h"
 #include "csrc/base/failpoint.h"
+#include "csrc/io/file.h"
 #include "csrc/io/journal.h"
 #include "csrc/io/late_changes.h"
 #include "csrc/io/object_store.h"
@@ -208,6 +211,24 @@ Status rename_new(const std::string& from, const std::string& to) {
   BCP_JOURNAL(linked(from, to));
   if (::unlink(from.c_str()) == 0) BCP_JOURNAL(removed(from));
   return Status::ok();
+}
+
+Status try_rename_new(const std::string& from, const std::string& to) {
+  base::Result<File> made = File::create(from, /*direct=*/false);
+  Status renamed = made.status();
+  if (renamed.is_ok()) renamed = made.value().close();
+  if (renamed.is_ok()) renamed = rename_new(from, to);
+  for (const std::string& path : {from, to}) {
+    const Status removed = remove_file(path);
+    if (renamed.is_ok()) renamed = removed;
+  }
+  constexpr int kCannot[] = {EPERM, EINVAL, ENOSYS, ENOTSUP, EMLINK};
+  const int error = renamed.sys_errno();
+  if (!renamed.is_ok() && std::find(std::begin(kCannot), std::end(kCannot), error) != std::end(kCannot)) {
+    return Status::storage("rename", parent_of(to),
+                           "this file system has neither hard links nor a rename that replaces nothing", EOPNOTSUPP);
+  }
+  return renamed;
 }
 
 Status remove_file(const std::string& path) {

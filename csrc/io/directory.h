@@ -64,6 +64,10 @@ base::Status rename_over(const std::string& from, const std::string& to);
 /// The same, but fails if something has the name `to`. \returns kStorage, with EEXIST if something has.
 base::Status rename_new(const std::string& from, const std::string& to);
 
+/// Tries `rename_new` on two files of these names, which nobody else may use, and removes them. \returns kStorage with
+/// EOPNOTSUPP if the file system cannot do it.
+base::Status try_rename_new(const std::string& from, const std::string& to);
+
 /// Removes a name; no error if it is already gone.
 base::Status remove_file(const std::string& path);
 

@@ -7,20 +7,18 @@ the checkpoint that some ranks see stays.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from support.fork_server import LIMIT_S, ForkServer
 from support.jobs import Job, run_job
+from support.mounts import mount_for_this_process
 from support.saves import Attempt, SaveRequest, assert_only_own_files, generation_on_disk, names_in, save
 
 from bytecheckpoint.errors import SaveFailedError, StorageError
 
 OLD, NEW, NEXT = 1, 2, 3
-_CLONE_NEWNS = 0x00020000
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,17 +34,9 @@ def namespaces() -> None:
         pytest.skip(f"RANKS WITH MOUNTS OF THEIR OWN NOT TESTED: {tried.stderr.strip()}")
 
 
-def mount_own(at: Path) -> None:
-    """Mounts an empty disk at ``at`` that only this process sees."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.unshare(_CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
-    for command in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "size=8m", "none", str(at)]):
-        subprocess.run(["mount", *command], timeout=LIMIT_S, check=True)
-
-
 def save_on_own_disk(at: Path, request: SaveRequest) -> tuple[Attempt, list[str]]:
     """Saves on a disk of its own. Returns the result, and the names that this rank sees at the path."""
-    mount_own(at)
+    mount_for_this_process("-t", "tmpfs", "-o", "size=8m", "none", str(at))
     return save(request), names_in(request.path)
 
 

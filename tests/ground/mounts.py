@@ -13,7 +13,7 @@ from pathlib import Path
 from support.fork_server import LIMIT_S
 from support.mounts import file_system_in_file, fuse_mounted, mounted
 
-__all__ = ["KINDS", "Ground", "Mount", "untested"]
+__all__ = ["KINDS", "Ground", "Mount", "sshfs", "untested"]
 
 _SFTP_SERVER = "/usr/lib/openssh/sftp-server"
 
@@ -52,18 +52,22 @@ def _fuse(kind: str, *command: str) -> Mount:
     return mount
 
 
-def _sshfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
-    """Mounts twice through servers of SFTP of its own, without ssh."""
-    (root / "real").mkdir()
-    views = root / "a", root / "b"
-    for at in views:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            server = subprocess.Popen([_SFTP_SERVER], stdin=theirs, stdout=theirs)
-            stack.callback(server.wait, LIMIT_S)
-            command = ("sshfs", "-f", "-o", "passive", f":{root}/real", str(at))
-            stack.enter_context(fuse_mounted(at, *command, untested=untested("sshfs"), stdin=ours, stdout=ours))
-    return views
+def sshfs(*options: str) -> Mount:
+    """Returns what mounts twice through servers of SFTP of its own, without ssh, with more ``options``."""
+
+    def mount(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+        (root / "real").mkdir()
+        views = root / "a", root / "b"
+        for at in views:
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                server = subprocess.Popen([_SFTP_SERVER], stdin=theirs, stdout=theirs)
+                stack.callback(server.wait, LIMIT_S)
+                command = ("sshfs", "-f", "-o", "passive", *options, f":{root}/real", str(at))
+                stack.enter_context(fuse_mounted(at, *command, untested=untested("sshfs"), stdin=ours, stdout=ours))
+        return views
+
+    return mount
 
 
 def _gocryptfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
@@ -104,7 +108,7 @@ KINDS: dict[str, Mount] = {
     "bindfs, O_DIRECT forwarded": _fuse("bindfs", "bindfs", "-f", "--forward-odirect=512", "{real}", "{at}"),
     "mergerfs": _fuse("mergerfs", "mergerfs", "-f", "{real}", "{at}"),
     "unionfs-fuse": _fuse("unionfs-fuse", "unionfs", "-f", "{real}=RW", "{at}"),
-    "sshfs": _sshfs,
+    "sshfs": sshfs(),
     "gocryptfs": _gocryptfs,
     "overlayfs": _overlayfs,
     "xfs": _disk("xfs", 320, "mkfs.xfs", "-q"),

@@ -14,10 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from support.fork_server import ForkServer
 from support.late import late
+from support.mounts import mount_for_this_process
+from support.ranks import run_ranks
 from support.saves import SaveRequest, attempt, generation_on_disk, load_then_save
 
+from bytecheckpoint import load_state_dict, save_state_dict
 from bytecheckpoint.errors import CheckpointSupersededError
 
 A, B = 1, 2
@@ -121,3 +126,27 @@ def test_who_has_read_the_old_checkpoint_reads_the_new_one(paths: list[Path], se
         loaded, saved = load_then_save((0,), SaveRequest(paths[1], generation + 1))
         assert (loaded, saved.errors) == (generation, {})
         assert generation_on_disk(paths[0]) == generation + 1
+
+
+def load_what_one_rank_saved(views: tuple[Path, Path], at: Path) -> list[float]:
+    """Returns what this rank loads after each save that rank 0 makes alone, where rank 1 sees it after some looks."""
+    mount_for_this_process("--bind", str(views[dist.get_rank()]), str(at))
+    loaded, path = [], at / "ckpt"
+    for generation in (1.0, 2.0):
+        if dist.get_rank() == 0:
+            save_state_dict(path, {"weight": torch.full((8,), generation)}, no_dist=True)
+        dist.barrier()
+        state = {"weight": torch.zeros(8)}
+        load_state_dict(path, state)
+        loaded.append(state["weight"].mean().item())
+        dist.barrier()
+    return loaded
+
+
+@pytest.mark.parametrize("options", ["blind=ckpt:20", "blind=.metadata:20"])
+def test_ranks_that_are_behind_read_again(options: str, tmp_path: Path) -> None:
+    """A rank that does not see the checkpoint, or sees the one before, is waited for."""
+    with contextlib.ExitStack() as stack:
+        views = late(options, "of=a")(stack, tmp_path)
+        (tmp_path / "at").mkdir()
+        assert run_ranks(2, load_what_one_rank_saved, views, tmp_path / "at") == [[1.0, 2.0], [1.0, 2.0]]

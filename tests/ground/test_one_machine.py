@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import threading
 import time
+from errno import EOPNOTSUPP
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from support.fork_server import LIMIT_S, ForkServer
 
 from bytecheckpoint import async_save_state_dict, latest, load_state_dict, prune, save_state_dict, scan_steps, verify
-from ground.mounts import Ground
+from bytecheckpoint.errors import CheckpointExistsError, StorageError
+from ground.mounts import Ground, sshfs
 
 # Whole blocks, an end that is none, and more than a request.
 _NUMELS = {"blocks": 1 << 18, "odd": (1 << 16) + 3, "one": 1, "long": (3 << 18) + 77}
@@ -51,6 +55,35 @@ def test_saves_overwrites_and_loads(path: Path) -> None:
     check_stored(path, 3)
 
 
+# Without hard links, and without a rename that replaces nothing.
+CANNOT_KEEP = {"s3fs", "rclone, writes", "sshfs without links"}
+
+
+def check_that_nothing_is_replaced(kind: str, path: Path) -> None:
+    save_state_dict(path, state(1), no_dist=True)
+    with pytest.raises(CheckpointExistsError):
+        save_state_dict(path, state(2), no_dist=True, overwrite=False)
+    if kind not in CANNOT_KEEP:
+        save_state_dict(path / "new", state(3), no_dist=True, overwrite=False)
+        check_stored(path / "new", 3)
+    else:
+        with pytest.raises(StorageError, match="overwrite=False cannot be kept here: .* with overwrite=True") as caught:
+            save_state_dict(path / "new", state(3), no_dist=True, overwrite=False)
+        assert caught.value.errno == EOPNOTSUPP
+        assert not (path / "new").exists()  # it was refused before anything was written
+    check_stored(path, 1)
+
+
+def test_a_save_may_replace_nothing(ground: Ground, path: Path) -> None:
+    check_that_nothing_is_replaced(ground.kind, path)
+
+
+def test_a_save_may_replace_nothing_without_hard_links(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        at, _ = sshfs("-o", "disable_hardlink")(stack, tmp_path)
+        check_that_nothing_is_replaced("sshfs without links", at / "ckpt")
+
+
 def test_a_checkpoint_of_stock_dcp(path: Path) -> None:
     dcp.save(state(4), checkpoint_id=path, no_dist=True)
     check_stored(path, 4)
@@ -66,7 +99,7 @@ def test_retention(path: Path) -> None:
 
 
 # Where a file that is removed while it is open stays in its folder, under a name of the file system's own.
-HIDING = {"bindfs", "bindfs, O_DIRECT forwarded", "unionfs-fuse", "sshfs"}
+HIDING = {"bindfs", "bindfs, O_DIRECT forwarded", "unionfs-fuse", "sshfs", "s3fs"}
 REFUSES = {
     "bindfs, O_DIRECT forwarded": [],  # aligned transfers work, and all others go through the page cache
     "mergerfs": ["save"],

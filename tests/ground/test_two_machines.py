@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one machine commits, another one sees: two mounts of one storage."""
+"""What one machine commits, another one sees, and ranks on both save together: two mounts of one storage."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from support.equality import assert_equal, blank
+from support.fork_server import ForkServer
+from support.jobs import Job
+from support.mounts import mount_for_this_process
+from support.saves import BOTH_RANKS, SaveRequest, generation_on_disk, load_then_save, save
 
 from bytecheckpoint import latest, load_state_dict, prune, save_state_dict, verify
 from ground.mounts import Ground
@@ -38,3 +43,21 @@ def test_another_machine_takes_no_whole_step_for_a_damaged_one(ground: Ground) -
             save_state_dict(here / f"step-{step}", state(generation), no_dist=True)
         report = prune(there, keep_latest=2, remove_corrupt=True, grace_s=0.0)
         assert (report.kept, report.removed, report.swept) == ([1, 2], [], [])
+
+
+def on_own_machine(views: tuple[Path, Path], at: Path, request: SaveRequest) -> Any:
+    """Saves, and loads what is there before, as a rank that sees the storage at ``at`` as its machine does."""
+    mount_for_this_process("--bind", str(views[request.rank]), str(at))
+    return save(request) if request.generation == 0 else load_then_save(BOTH_RANKS, request)
+
+
+def test_ranks_on_two_machines_save_and_load_together(ground: Ground, server: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "at").mkdir()
+    for generation in range(3):
+        request = SaveRequest(tmp_path / "at" / "together", generation)
+        outcomes = Job(server, request, 2, function=on_own_machine, arguments=(ground.views, tmp_path / "at")).wait()
+        for outcome in outcomes:
+            loaded, saved = (-1, outcome.unwrap()) if generation == 0 else outcome.unwrap()
+            assert (loaded, saved.errors) == (generation - 1, {})
+        for view in ground.views:
+            assert generation_on_disk(view / "together", BOTH_RANKS) == generation

@@ -9,7 +9,8 @@
 //   of=a                           only what A does is seen late; without it what both do
 //   unflushed                      a file is on the server once it was flushed, synced or closed; whatever is written
 //                                  to a file that the other machine has removed creates it anew when it is flushed
-//   blind=SUFFIX,...:N             the first N listings of the other machine lack a new name that ends so
+//   blind=SUFFIX,...:N             the first N listings of the other machine do not show what is new under a name that
+//                                  ends so
 //
 // Each mount has a view of the names, which its own changes reach at once. What the other one does reaches it when it
 // is due, kind by kind and so in any order, or when it lists a directory. What is late in the cache of a kernel, the
@@ -119,7 +120,7 @@ void tell(Kind kind, const std::string& gone, const std::string& there, const No
   const double delay_s = this_machine().is_shown_late ? world.delays[static_cast<int>(kind)] : 0;
   const auto due = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(delay_s));
   other.pending.push_back({due, gone, there, node});
-  if (kind != Kind::kCreate || !this_machine().is_shown_late) return;
+  if (kind == Kind::kUnlink || !this_machine().is_shown_late) return;
   for (const std::string& suffix : world.blind_suffixes) {
     if (ends_with(there, suffix)) other.blind[there] = world.blind_listings;
   }
@@ -144,7 +145,9 @@ void look(bool at_all) {
     if (!node->on_server) fresh.emplace(path, node);
   }
   for (auto hidden = machine.blind.begin(); hidden != machine.blind.end();) {
+    const auto known = machine.view.find(hidden->first);
     fresh.erase(hidden->first);
+    if (known != machine.view.end()) fresh.insert(*known);
     hidden = --hidden->second <= 0 ? machine.blind.erase(hidden) : std::next(hidden);
   }
   machine.view = std::move(fresh);

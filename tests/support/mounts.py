@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import select
@@ -30,10 +31,12 @@ __all__ = [
     "fill",
     "free_blocks",
     "fuse_mounted",
+    "mount_for_this_process",
     "mounted",
     "save_then_cut",
 ]
 
+_CLONE_NEWNS = 0x00020000
 # _IOR('X', 125, __u32): the number of FS_IOC_SHUTDOWN, EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN.
 _SHUTDOWN = 0x8004587D
 # The kernel flushes neither data nor the log first, so what is not durable yet is lost.
@@ -110,6 +113,14 @@ def fuse_mounted(path: Path, *command: str, untested: str, **options: Any) -> It
                 running.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 running.kill()
+
+
+def mount_for_this_process(*arguments: str) -> None:
+    """Runs ``mount`` with ``arguments`` so that only this process, and those that it starts from now on, see it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(_CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
+    for command in (["--make-rprivate", "/"], arguments):
+        subprocess.run(["mount", *command], timeout=LIMIT_S, check=True)
 
 
 def _is_mounted(path: Path, program: subprocess.Popen[bytes]) -> bool:
