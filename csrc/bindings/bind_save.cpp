@@ -38,10 +38,9 @@ SaveJobHolder start_save(std::string directory, uint32_t rank, bool direct_io, b
                          int num_io_threads, int64_t ring_bytes, int64_t expected_bytes, int niceness,
                          int64_t bytes_per_s, double io_timeout_s, double visibility_timeout_s, int64_t max_file_bytes,
                          std::shared_ptr<base::Trace> trace) {
-  engine::SaveOptions options{std::move(directory), rank,           direct_io,           sync,
-                              one_file_a_record,    num_io_threads, ring_bytes,          expected_bytes,
-                              niceness,             bytes_per_s,    io_timeout_s,        visibility_timeout_s,
-                              max_file_bytes};
+  engine::SaveOptions options{
+      std::move(directory), rank,     direct_io,   sync,         one_file_a_record,    num_io_threads, ring_bytes,
+      expected_bytes,       niceness, bytes_per_s, io_timeout_s, visibility_timeout_s, max_file_bytes};
   options.trace = std::move(trace);
   return SaveJobHolder(value_unlocked([&] { return engine::SaveJob::start(std::move(options)); }).release(),
                        EndSaveJob{::getpid(), io_timeout_s > 0});

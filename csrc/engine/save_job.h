@@ -28,10 +28,10 @@ struct SaveOptions {
   int64_t expected_bytes = 0;                       // disk space to reserve before the first byte is written
   int niceness = 0;                                 // added to the niceness of the threads that write
   int64_t bytes_per_s = 0;                          // limit of the write speed; 0: as fast as the storage takes them
-  double io_timeout_s = 0;                       // a call fails if the storage has not answered for so long; 0: never
-  double visibility_timeout_s = 0;               // how long to wait for the directory to be seen, where that may be late
-  int64_t max_file_bytes = 0;                    // a file ends before a record that would make it longer; 0: no limit
-  bool is_plain = false;                         // true: files of records alone, as stock DCP writes them
+  double io_timeout_s = 0;          // a call fails if the storage has not answered for so long; 0: never
+  double visibility_timeout_s = 0;  // how long to wait for the directory to be seen, where that may be late
+  int64_t max_file_bytes = 0;       // a file ends before a record that would make it longer; 0: no limit
+  bool is_plain = false;            // true: files of records alone, as stock DCP writes them
   std::shared_ptr<base::Trace> trace = nullptr;  // records what the threads do; null: nothing does
 };
 

@@ -8,6 +8,7 @@
 #include "csrc/engine/lock_file.h"
 #include "csrc/engine/named_files.h"
 #include "csrc/io/directory.h"
+#include "csrc/io/hidden_files.h"
 #include "csrc/io/late_freeing.h"
 
 namespace bytecheckpoint::engine {
@@ -28,7 +29,7 @@ base::Result<SweepReport> sweep(const std::string& directory, const std::string&
                         directory);
   }
   for (const std::string& name : listing) {
-    if (is_data_file_of(scope, name)) candidates.push_back(name);
+    if (is_data_file_of(scope, name) || io::is_left_hidden(directory, name)) candidates.push_back(name);
   }
   BCP_FAILPOINT(kSweepListed);
 

@@ -33,7 +33,8 @@ struct SweepReport {
 ///    [kSweepDirectorySynced]
 /// 6. Delete the files of step 1 that no commit mark names. [kSweepFileRemoved]
 ///
-/// Deletes only regular files of our naming, in the directory itself. Their space may be free a little later
+/// Deletes only regular files of our naming, in the directory itself, and those that NFS or FUSE have hidden there and
+/// that nobody can have open any more (`io/hidden_files.h`). Their space may be free a little later
 /// (`io/late_freeing.h`).
 ///
 /// \param own_tmp  Name of the tmp of a save that begins; left alone. Empty for one that has committed.

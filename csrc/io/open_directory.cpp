@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "csrc/io/directory.h"
+#include "csrc/io/hidden_files.h"
 #include "csrc/io/journal.h"
 #include "csrc/io/open_beneath.h"
 
@@ -86,7 +87,7 @@ base::Result<OpenDirectory::Entry> OpenDirectory::entry(const std::string& name)
   if (!is_entry(name)) {
     errno = EINVAL;
   } else if (::fstatat(fd_, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0) {
-    return Entry{S_ISDIR(info.st_mode), info.st_size};
+    return Entry{S_ISDIR(info.st_mode), info.st_size, is_hidden_name(name) && may_be_held(info)};
   }
   return Status::storage("lstat", join(path_, name), "", errno);
 }
@@ -106,13 +107,10 @@ Status OpenDirectory::remove_directory(const std::string& name) const {
 }
 
 bool OpenDirectory::has_only_removed_files(const std::string& name) const {
-  const auto is_removed = [](const std::string& of) {
-    return of.rfind(".fuse_hidden", 0) == 0 || of.rfind(".nfs", 0) == 0;
-  };
   const base::Result<OpenDirectory> below = open_below(name);
   if (!below.is_ok()) return false;
   const base::Result<std::vector<std::string>> names = below.value().list();
-  return names.is_ok() && std::all_of(names.value().begin(), names.value().end(), is_removed);
+  return names.is_ok() && std::all_of(names.value().begin(), names.value().end(), is_hidden_name);
 }
 
 Status OpenDirectory::remove(const std::string& name, int flags) const {

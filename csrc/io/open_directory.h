@@ -40,6 +40,7 @@ class OpenDirectory {
   struct Entry {
     bool is_directory = false;
     int64_t bytes = 0;
+    bool may_be_held = false;  // it is removed already, and somebody may have it open (`hidden_files.h`)
   };
   /// Returns what has the name itself: a link is not followed. \returns kStorage, with ENOENT if nothing has it.
   base::Result<Entry> entry(const std::string& name) const;

@@ -33,7 +33,8 @@ struct RemovalOutcome {
 /// directory stays.
 ///
 /// Each step is a call on an open directory and follows no link. So nothing outside `in` is removed, even if somebody
-/// replaces a directory by a link meanwhile: that is an error in `failures`, and so is a directory that was moved.
+/// replaces a directory by a link meanwhile: that is an error in `failures`, and so is a directory that was moved, or
+/// one in which a removed file is that somebody may have open.
 /// Trees may have any depth, because only two or three directories are open at a time.
 ///
 /// \returns the error of `may_go_on`.

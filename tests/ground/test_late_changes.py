@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,9 @@ from support.fork_server import ForkServer
 from support.late import late
 from support.mounts import mount_for_this_process
 from support.ranks import run_ranks
-from support.saves import SaveRequest, attempt, generation_on_disk, load_then_save
+from support.saves import SaveRequest, attempt, generation_on_disk, load_then_save, names_in
 
-from bytecheckpoint import load_state_dict, save_state_dict
+from bytecheckpoint import load_state_dict, prune, save_state_dict
 from bytecheckpoint.errors import CheckpointSupersededError
 
 A, B = 1, 2
@@ -150,3 +151,25 @@ def test_ranks_that_are_behind_read_again(options: str, tmp_path: Path) -> None:
         views = late(options, "of=a")(stack, tmp_path)
         (tmp_path / "at").mkdir()
         assert run_ranks(2, load_what_one_rank_saved, views, tmp_path / "at") == [[1.0, 2.0], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("paths", [()], indirect=True)
+def test_removed_files_that_a_dead_machine_left_go_when_nobody_can_have_them_open(paths: list[Path]) -> None:
+    """NFS and FUSE keep a file that is removed while it is open under such a name, and the last close removes it."""
+    path, run = paths[0], paths[0].parent / "run"
+    for step in (1, 2, 3):
+        assert attempt(SaveRequest(run / f"step-{step}", step)).errors == {}
+    hours_ago = time.time() - 2 * 3600
+    for folder in (path, run / "step-1", run / "step-2"):
+        for name in (".nfs000000000001", ".fuse_hidden000001"):
+            (folder / name).write_bytes(b"x" * 100)
+            if folder != run / "step-2":
+                os.utime(folder / name, (hours_ago, hours_ago))
+    (path / ".nfs000000000002").write_bytes(b"x")
+    assert attempt(SaveRequest(path, 4)).errors == {}
+    assert [name for name in names_in(path) if name.startswith((".nfs", ".fuse"))] == [".nfs000000000002"]
+    report = prune(run, keep_latest=1)
+    assert report.removed == [str(run / "step-1")]
+    assert len(report.warnings) == 1
+    assert "step-2" in report.warnings[0]
+    assert names_in(run / "step-2") == [".fuse_hidden000001", ".nfs000000000001"]

@@ -362,7 +362,12 @@ int do_chmod(const char* path, mode_t mode, fuse_file_info*) {
   return 0;
 }
 
-int do_utimens(const char*, const timespec*, fuse_file_info*) {
+/// Sets all times of a file, also that of its last change.
+int do_utimens(const char* path, const timespec* times, fuse_file_info*) {
+  const Lock lock(world.mutex);
+  const NodePtr node = find(path);
+  if (node == nullptr) return -ENOENT;
+  node->changed = times[1].tv_nsec == UTIME_NOW ? now() : times[1];
   return 0;
 }
 

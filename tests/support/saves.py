@@ -36,6 +36,7 @@ __all__ = [
     "load",
     "load_then_save",
     "load_twice",
+    "names_in",
     "save",
     "save_when_told",
     "state",
