@@ -198,8 +198,8 @@ class Commit {
   bool in_forked_child() const;
   base::Status refuse_in_forked_child(std::string_view operation) const;
   base::Status write_metadata(std::string_view metadata_file) BCP_REQUIRES(mutex_);
-  /// What a listing says of the right, where other machines may have taken it away without a trace on this one. \param
-  /// files  Of this save: fails if one is gone.
+  /// What a listing says of the right, where other machines may have taken it away without a trace on this one.
+  /// \param files  Of this save: it fails if one is gone.
   base::Status look_again(const std::vector<format::FileEntry>& files) const BCP_REQUIRES(mutex_);
   base::Status rename_over_metadata() BCP_REQUIRES(mutex_);
   void remove_rank_metadata(CommitReport* report) const;

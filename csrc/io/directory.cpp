@@ -66,10 +66,13 @@ base::Result<EntryType> entry_type(const std::string& path) {
     return found.status().sys_errno() == ENOENT ? base::Result<EntryType>(EntryType::kAbsent) : found.status();
   }
   struct stat info;
-  if (::lstat(path.c_str(), &info) != 0) {
-    if (errno == ENOENT) return EntryType::kAbsent;
-    return Status::storage("lstat", path, "", errno);
+  int outcome = ::lstat(path.c_str(), &info);
+  if (outcome != 0 && errno == ENOENT) {
+    if (!look_anew(parent_of(path))) return EntryType::kAbsent;
+    outcome = ::lstat(path.c_str(), &info);
+    if (outcome != 0 && errno == ENOENT) return EntryType::kAbsent;
   }
+  if (outcome != 0) return Status::storage("lstat", path, "", errno);
   if (S_ISREG(info.st_mode)) return EntryType::kRegular;
   return S_ISDIR(info.st_mode) ? EntryType::kDirectory : EntryType::kOther;
 }

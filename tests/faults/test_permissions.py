@@ -91,6 +91,11 @@ def test_parent(mode: int, home: Path, server: ForkServer) -> None:
     assert server.run(save_as_nobody, SaveRequest(parent / "deep" / "ckpt", NEXT)).unwrap() is None
 
 
+def test_a_folder_that_may_be_entered_and_not_listed_is_loaded(path: Path, server: ForkServer) -> None:
+    path.chmod(0o111)
+    assert server.run(load_as_nobody, path).unwrap() is None
+
+
 @pytest.mark.parametrize("which", [".metadata", ".distcp"])
 def test_file_that_may_not_be_read(which: str, path: Path, server: ForkServer) -> None:
     """A load says which file it is. A save over the checkpoint works, because it does not read that file."""

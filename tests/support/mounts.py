@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _CLONE_NEWNS = 0x00020000
+_MNT_DETACH = 2
 # _IOR('X', 125, __u32): the number of FS_IOC_SHUTDOWN, EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN.
 _SHUTDOWN = 0x8004587D
 # The kernel flushes neither data nor the log first, so what is not durable yet is lost.
@@ -116,11 +117,21 @@ def fuse_mounted(path: Path, *command: str, untested: str, **options: Any) -> It
 
 
 def mount_for_this_process(*arguments: str) -> None:
-    """Runs ``mount`` with ``arguments`` so that only this process, and those that it starts from now on, see it."""
+    """Runs ``mount`` with ``arguments`` so that only this process, and those that it starts from now on, see it.
+
+    Of all other mounts it keeps none below the folder of temporary files: it would hold disks that tests beside this
+    one unmount.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.unshare(_CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
-    for command in (["--make-rprivate", "/"], arguments):
-        subprocess.run(["mount", *command], timeout=LIMIT_S, check=True)
+    subprocess.run(["mount", "--make-rprivate", "/"], timeout=LIMIT_S, check=True)
+    wanted = [Path(argument) for argument in arguments if argument.startswith("/")]
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        at = Path(line.split(" ")[1])
+        is_wanted = any(path.is_relative_to(at) or at.is_relative_to(path) for path in wanted)
+        if not is_wanted and at.is_relative_to(os.environ.get("TMPDIR", "/tmp")):
+            libc.umount2(os.fsencode(at), _MNT_DETACH)
+    subprocess.run(["mount", *arguments], timeout=LIMIT_S, check=True)
 
 
 def _is_mounted(path: Path, program: subprocess.Popen[bytes]) -> bool:
