@@ -142,7 +142,7 @@ Status Commit::try_to_replace_nothing() const {
     BCP_ASSIGN_OR_RETURN(id.file_id, draw_id());
     name = path(format::data_file_name(id));
   }
-  const Status tried = io::try_rename_new(names[0], names[1]);
+  Status tried = io::try_rename_new(names[0], names[1]);
   if (tried.sys_errno() != EOPNOTSUPP) return tried;
   return Status::make(tried.code(),
                       text("begin(", options_.directory, "): overwrite=False cannot be kept here: ", tried.message(),

@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "csrc/engine/check_files.h"
 #include "csrc/engine/folder_coverage.h"
 #include "csrc/engine/lock_file.h"
 #include "csrc/format/foreign_metadata.h"
 #include "csrc/io/directory.h"
+#include "csrc/io/late_changes.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -17,8 +20,9 @@ using base::Code;
 using base::Status;
 using base::text;
 
-// Most looks at a checkpoint that commits replace meanwhile.
+// Most looks at a checkpoint that commits replace meanwhile, or of which a file may be seen late.
 constexpr int kMaxLooks = 4;
+constexpr std::chrono::milliseconds kBetweenLateLooks(500);
 
 /// Returns the state of a checkpoint whose commit mark does not open, or of which a file is not as it was written.
 FolderState state_of(const Status& failure) {
@@ -126,6 +130,10 @@ base::Result<FolderInspection> look(const std::string& directory, const std::str
       *changed = again.status().code() == Code::kNotFound;
     } else if (!again.value().head().foreign.has_value()) {
       *changed = found.save_ids.empty() || found.save_ids.back() != base::to_hex(again.value().head().save_id);
+    }
+    if (!*changed && io::may_be_late(outcome) && io::look_anew(directory)) {
+      *changed = true;
+      std::this_thread::sleep_for(kBetweenLateLooks);
     }
     found.state = state_of(outcome);
     found.reason = outcome.message();

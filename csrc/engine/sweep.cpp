@@ -15,15 +15,51 @@ namespace bytecheckpoint::engine {
 
 using base::Status;
 
+namespace {
+
+/// Whether `name` is the tmp of another save that conflicts with one of `scope`.
+bool is_tmp_of_other(const std::string& name, const std::string& own_tmp, Scope scope) {
+  Scope of_tmp;
+  return is_tmp_name(name, &of_tmp) && name != own_tmp && concerns(scope, of_tmp);
+}
+
+bool has(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Removes the tmps of dead saves. \returns how many.
+base::Result<int64_t> take_rights(const std::string& directory, const std::vector<std::string>& listing,
+                                  const std::string& own_tmp, Scope scope) {
+  int64_t removed = 0;
+  for (const std::string& name : listing) {
+    if (!is_tmp_of_other(name, own_tmp, scope)) continue;
+    BCP_ASSIGN_OR_RETURN(const LockFile::Probe probe, LockFile::probe(io::join(directory, name), true));
+    if (probe == LockFile::Probe::kFree) ++removed;
+    BCP_FAILPOINT(kSweepTmpRemoved);
+  }
+  return removed;
+}
+
+/// Returns which other save may be under way; empty if none.
+base::Result<std::string> other_save(const std::string& directory, const std::vector<std::string>& listing,
+                                     const std::string& own_tmp, Scope scope) {
+  for (const std::string& name : listing) {
+    if (!is_tmp_of_other(name, own_tmp, scope)) continue;
+    BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(io::join(directory, name)));
+    if (type == io::EntryType::kRegular) return name;
+  }
+  return std::string();
+}
+
+}  // namespace
+
 base::Result<SweepReport> sweep(const std::string& directory, const std::string& own_tmp,
                                 const std::vector<std::string>& own_files, Scope scope) {
-  const auto is_right_gone = [&](const std::vector<std::string>& names) {
-    return !own_tmp.empty() && std::find(names.begin(), names.end(), own_tmp) == names.end();
-  };
   SweepReport report;
   std::vector<std::string> candidates;
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> listing, io::list_directory(directory));
-  if (is_right_gone(listing)) {
+  const bool is_beginning = !own_tmp.empty();
+  if (is_beginning && !has(listing, own_tmp)) {
     return Status::make(base::Code::kBusy,
                         base::text("begin(", directory, "): another save is beginning here, and has removed ", own_tmp),
                         directory);
@@ -33,29 +69,21 @@ base::Result<SweepReport> sweep(const std::string& directory, const std::string&
   }
   BCP_FAILPOINT(kSweepListed);
 
-  for (const std::string& name : listing) {
-    Scope of_tmp;
-    if (own_tmp.empty() || !is_tmp_name(name, &of_tmp) || name == own_tmp || !concerns(scope, of_tmp)) continue;
-    BCP_ASSIGN_OR_RETURN(const LockFile::Probe probe, LockFile::probe(io::join(directory, name), true));
-    if (probe == LockFile::Probe::kFree) ++report.tmps_removed;
-    BCP_FAILPOINT(kSweepTmpRemoved);
+  if (is_beginning) {
+    BCP_ASSIGN_OR_RETURN(report.tmps_removed, take_rights(directory, listing, own_tmp, scope));
   }
   if (candidates.empty()) return report;
 
   // Lists again: a save may have begun since.
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> after, io::list_directory(directory));
-  if (is_right_gone(after)) {
+  if (is_beginning && !has(after, own_tmp)) {
     report.declined = "another save has removed " + own_tmp;
     return report;
   }
-  for (const std::string& name : after) {
-    Scope of_tmp;
-    if (!is_tmp_name(name, &of_tmp) || name == own_tmp || !concerns(scope, of_tmp)) continue;
-    BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(io::join(directory, name)));
-    if (type == io::EntryType::kRegular) {
-      report.declined = base::text("another save holds ", name);
-      return report;
-    }
+  BCP_ASSIGN_OR_RETURN(const std::string other, other_save(directory, after, own_tmp, scope));
+  if (!other.empty()) {
+    report.declined = "another save holds " + other;
+    return report;
   }
   base::Result<std::unordered_set<std::string>> named = named_files(directory, after);
   if (!named.is_ok()) {

@@ -67,7 +67,7 @@ def check_that_nothing_is_replaced(kind: str, path: Path) -> None:
         save_state_dict(path / "new", state(3), no_dist=True, overwrite=False)
         check_stored(path / "new", 3)
     else:
-        with pytest.raises(StorageError, match=r"overwrite=False cannot be kept here: .* with overwrite=True") as caught:
+        with pytest.raises(StorageError, match=r"overwrite=False cannot be kept here: .* overwrite=True") as caught:
             save_state_dict(path / "new", state(3), no_dist=True, overwrite=False)
         assert caught.value.errno == EOPNOTSUPP
         assert not (path / "new").exists()  # it was refused before anything was written
