@@ -395,8 +395,7 @@ class Checkpoint:
     def describe(self, sink: Callable[[bytes], object]) -> None: ...
     def is_view_of(self, stored: Checkpoint) -> bool: ...
 
-# A tensor that is put together from stored ones, and the builder of a checkpoint with such tensors and other names. See
-# csrc/engine/checkpoint_view.h.
+# A tensor put together from stored ones, and a checkpoint with such tensors. See csrc/engine/checkpoint_view.h.
 class ViewTensor:
     @property
     def shape(self) -> list[int]: ...
