@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -78,6 +78,7 @@ class LivenessMonitor:
         self._home = HomeProcess()
         self._lock = threading.Lock()
         self._lost: dict[int, Fate] = {}
+        self._silent: set[int] = set()  # of which nothing is heard now, while somebody waits
         self._is_lost = threading.Event()
         self._has_told_peers = False
         self._failed_at = -math.inf  # when the last failed call of this rank ended
@@ -156,11 +157,9 @@ class LivenessMonitor:
         """Tells all that this rank is out of step, so that nobody waits for it."""
         self._lose(self._rank, Fate.GAVE_UP)
 
-    def lose_as(self, other: LivenessMonitor) -> None:
-        """Loses the ranks that ``other``, the monitor of a group of the same ranks, has lost."""
-        with other._lock:
-            lost = dict(other._lost)
-        for rank, fate in lost.items():
+    def lose(self, fates: Mapping[int, Fate]) -> None:
+        """Loses ranks that another monitor, of a group of the same ranks, has lost."""
+        for rank, fate in fates.items():
             self._lose(rank, fate)
 
     def wait_for_loss(self, timeout_s: float) -> bool:
@@ -188,10 +187,29 @@ class LivenessMonitor:
         with self._lock:
             return Fate.DIED in self._lost.values()
 
-    def error(self, what: str, path: str) -> RankLostError:
-        """Returns the error to raise on this rank; ``what`` and ``path`` say what was being done."""
+    def losses(self, is_told: bool, waited_s: float) -> dict[int, Fate]:
+        """Returns why the ranks cannot make a new group, by rank; nothing if nothing speaks against it yet.
+
+        Args:
+            is_told: Whether a call of this rank has failed because of the losses. A rank that has stopped may have gone
+                on since. So it counts only if it stays silent for the stall timeout.
+            waited_s: How long this call has waited, in seconds.
+        """
         with self._lock:
-            lost = dict(sorted(self._lost.items()))
+            if not is_told or Fate.DIED in self._lost.values():
+                return dict(self._lost)
+            return dict.fromkeys(self._silent if waited_s > self.stall_timeout_s else (), Fate.STOPPED)
+
+    def error(self, what: str, path: str, losses: Mapping[int, Fate] | None = None) -> RankLostError:
+        """Returns the error to raise on this rank.
+
+        Args:
+            what: What was being done.
+            path: Path of it.
+            losses: What became of the lost ranks; None for what this monitor has noticed.
+        """
+        with self._lock:
+            lost = dict(sorted((self._lost if losses is None else losses).items()))
         ranks = {rank: WORDS[fate].format(self.stall_timeout_s) for rank, fate in lost.items()}
         reasons = "; ".join(f"rank {rank} {text}" for rank, text in ranks.items()) or "a rank cannot be reached"
         return RankLostError(f"{what}({path}): {reasons}", ranks, path)
@@ -220,7 +238,8 @@ class LivenessMonitor:
     def _lose(self, rank: int, fate: Fate) -> None:
         """Notes a loss, and tells the others. The thread of the monitor ends the waits. Any thread."""
         with self._lock:
-            if rank in self._lost:
+            known = self._lost.get(rank)
+            if known is not None and not (known == Fate.STOPPED and fate == Fate.DIED):
                 return
             self._lost[rank] = fate
             # This rank may hear of the loss only after it made a call fail; other ranks may hear of it before.
@@ -329,6 +348,8 @@ class LivenessMonitor:
                 self._holder = (rank, save_id)
                 if self._rank == 0:
                     self._frames.append(frame)
+        elif kind == Kind.SILENT:
+            self._note_silence(rank, bool(flag))
         elif kind == Kind.STALLS:
             self._note_stall_timeout(rank, *SECONDS.unpack(save_id))
 
@@ -347,14 +368,24 @@ class LivenessMonitor:
         self._ring()
 
     def _judge(self, now: float, in_call: bool) -> None:
-        if not in_call or self._is_lost.is_set():
+        """Notes which peers are silent. It goes on after a loss: ranks may wait to make a new group."""
+        if not in_call:
             self._somebody_waits_since = None
-            return
-        if self._somebody_waits_since is None:
+        elif self._somebody_waits_since is None:
             self._somebody_waits_since = now
+        since = now if self._somebody_waits_since is None else self._somebody_waits_since
         for link in self._links.values():
-            if now - max(link.heard, self._somebody_waits_since, self._stalls_since) > self.stall_timeout_s:
+            is_silent = now - max(link.heard, since, self._stalls_since) > self.stall_timeout_s
+            if is_silent != (link.peer in self._silent):
+                self._note_silence(link.peer, is_silent)
+            if is_silent and not self._is_lost.is_set():
                 self._lose(link.peer, Fate.ENDED if link.is_leaving else Fate.STOPPED)
+
+    def _note_silence(self, rank: int, is_silent: bool) -> None:
+        with self._lock:
+            (self._silent.add if is_silent else self._silent.discard)(rank)
+            if self._rank == 0:
+                self._frames.append(FRAME.pack(Kind.SILENT, is_silent, rank, NO_ID))
 
     def _end_waits(self) -> None:
         """Ends the waits of this rank. Called once a rank is lost and the others have been told."""

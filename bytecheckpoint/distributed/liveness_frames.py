@@ -27,6 +27,7 @@ class Kind(enum.IntEnum):
     FAREWELL = 3
     HOLDS = 4  # a rank has the right to commit the save of this id
     STALLS = 5  # a stall timeout, a double in place of the id: the one that a rank wants, or rank 0's smallest of all
+    SILENT = 6  # whether nothing has been heard of a rank for the stall timeout, as rank 0 says after a loss, too
 
 
 class Fate(enum.IntEnum):
