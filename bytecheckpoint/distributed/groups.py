@@ -90,7 +90,7 @@ def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float) -> dist.P
 def _begin_monitor(group: dist.ProcessGroup, parent: dist.ProcessGroup, stall_timeout_s: float) -> None:
     """Starts the liveness monitor of ``group``, which ends with ``parent``. Raises what ``watched_group`` does."""
     if group.size() > 1:
-        monitor = LivenessMonitor(group, parent, connect_star(group), stall_timeout_s)
+        monitor = LivenessMonitor(group, parent, *connect_star(group), stall_timeout_s)
         with _lock:
             _monitors[group] = monitor
 

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -32,6 +32,7 @@ from bytecheckpoint.errors import RankLostError
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.live_calls import Doing, doing
 from bytecheckpoint.runtime.per_process import HomeProcess
+from bytecheckpoint.runtime.place import Place
 
 __all__ = ["LivenessMonitor", "OnLoss"]
 
@@ -56,10 +57,12 @@ class LivenessMonitor:
         group: The group whose ranks are watched.
         parent: The monitor ends when this group is destroyed.
         links: Connections by rank: to all others on rank 0, to rank 0 on the others.
+        places: Where each rank runs.
         stall_timeout_s: The stall timeout that this rank wants; the smallest of all ranks counts.
 
     Attributes:
         stall_timeout_s: The stall timeout that counts now, as far as this rank has heard.
+        places: Where each rank runs.
     """
 
     def __init__(
@@ -67,12 +70,14 @@ class LivenessMonitor:
         group: dist.ProcessGroup,
         parent: dist.ProcessGroup,
         links: dict[int, socket.socket],
+        places: Sequence[Place],
         stall_timeout_s: float,
     ) -> None:
         self.stall_timeout_s = stall_timeout_s
         self._stalls_since = -math.inf  # when it last changed
         self._group, self._parent = weakref.ref(group), weakref.ref(parent)
         self._rank = group.rank()
+        self.places = tuple(places)
         # On rank 0 of all ranks, elsewhere of this one and rank 0. A rank that wants another one says so at once.
         self._stall_timeouts_s = dict.fromkeys((self._rank, *links), stall_timeout_s)
         self._home = HomeProcess()
@@ -209,8 +214,9 @@ class LivenessMonitor:
             losses: What became of the lost ranks; None for what this monitor has noticed.
         """
         with self._lock:
-            lost = dict(sorted((self._lost if losses is None else losses).items()))
-        ranks = {rank: WORDS[fate].format(self.stall_timeout_s) for rank, fate in lost.items()}
+            lost = sorted((self._lost if losses is None else losses).items())
+        words = {rank: WORDS[fate].format(self.stall_timeout_s) for rank, fate in lost}
+        ranks = {rank: f"{text} (on host {self.places[rank]})" for rank, text in words.items()}
         reasons = "; ".join(f"rank {rank} {text}" for rank, text in ranks.items()) or "a rank cannot be reached"
         return RankLostError(f"{what}({path}): {reasons}", ranks, path)
 
