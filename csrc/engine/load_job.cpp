@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "csrc/engine/open_any_checkpoint.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/planned_files.h"
 #include "csrc/io/file_system.h"
@@ -144,6 +145,13 @@ Status LoadJob::explain(Status failure) const {
   const auto current = io::run_with_deadline(
       options_.io_timeout_s, "open", options_.directory,
       [directory = options_.directory, scope = options_.scope] { return open_checkpoint(directory, {scope}); });
+  if (!current.is_ok() && current.status().code() == Code::kNotFound) {
+    Status removed = io::run_with_deadline(options_.io_timeout_s, "open", options_.directory,
+                                           [directory = options_.directory, scope = options_.scope, failure] {
+                                             return explain_removed("load", directory, scope, failure);
+                                           });
+    if (removed.code() == Code::kNotFound) return removed;
+  }
   if (!current.is_ok() || current.value().save_id == manifest_->save_id) {
     // It is still the same checkpoint, so a missing file is damage.
     if (failure.sys_errno() != ENOENT) return failure;
