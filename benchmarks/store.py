@@ -55,9 +55,9 @@ class ProxyProcess:
     """A proxy in a process of its own, so that it takes no turn of this process's interpreter."""
 
     def __init__(self, upstream: str, bytes_per_s: float, latency_s: float) -> None:
-        command = [sys.executable, str(TESTS / "support" / "store_proxy.py"), upstream]
+        command = [sys.executable, "-m", "support.store_proxy", upstream]
         command += ["--bytes-per-s", str(bytes_per_s), "--latency-s", str(latency_s)]
-        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=TESTS)
         assert self._child.stdout is not None
         self.endpoint = self._child.stdout.readline().strip()
 

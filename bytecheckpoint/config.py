@@ -76,6 +76,8 @@ class Config:
         io_timeout_s: Seconds to wait for the storage to answer one call. After that the save or the load fails on all
             ranks with a ``StorageError`` whose ``errno`` is ``ETIMEDOUT``. The time counts for each call by itself, so
             slow storage works. 0 waits without limit.
+        visibility_timeout_s: Seconds to wait until files of other machines are seen, before one is called missing or
+            cut. File systems of networks and in user space show them late. On a local file system nothing waits.
         take_over: Whether a save begins even if another save holds the path. The other save can then no longer commit.
         allow_partial_tensors: Whether to save tensors of which the ranks of the save hold only parts, and to mark them
             as intentionally partial. If False, such a save is refused, and nothing is committed. Pass it to planner
@@ -152,6 +154,7 @@ class Config:
     verify: bool = True
     commit_deadline_s: float = 3600.0
     io_timeout_s: float = 1800.0
+    visibility_timeout_s: float = 60.0
     take_over: bool = False
     allow_partial_tensors: bool = False
     accept_rewritten_metadata: bool = False
@@ -200,6 +203,7 @@ class Config:
             self._check("write_bytes_per_s", _MIB, float("inf"))
         self._check("commit_deadline_s", 0.0, float("inf"))
         self._check("io_timeout_s", 0.0, float("inf"))
+        self._check("visibility_timeout_s", 0.0, float("inf"))
         self._check("tree_topo_threshold", 1, float("inf"))
         self._check("tree_topo_fan_out", 2, 1024)
         self._check("planner_cache_capacity", 1, 1024)

@@ -18,6 +18,10 @@ from support.fork_server import ForkServer
 from support.leaks import holdings, leaks_since, wait_for_watch
 from support.sanitizing import IS_UNDER_ASAN
 
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "bytecheckpoint"
+FAILPOINT_BUILD = ROOT / "build" / "failpoints" / "lib"
+
 # Workers get these files first, in this order, and then the others as they were collected. If one of these began last,
 # all other workers would wait for it.
 _SLOWEST_FIRST = (
@@ -84,6 +88,26 @@ def pytest_unconfigure() -> None:
 def server() -> Iterator[ForkServer]:
     """Yields a fork server of the installed package."""
     server = ForkServer()
+    yield server
+    server.close()
+
+
+def _is_same(file: Path) -> bool:
+    built = FAILPOINT_BUILD / file.relative_to(ROOT)
+    return built.exists() and built.read_bytes() == file.read_bytes()
+
+
+@pytest.fixture(scope="session")
+def failpoint_server() -> Iterator[ForkServer]:
+    """Yields a fork server of the build with failpoints."""
+    if not (FAILPOINT_BUILD / "bytecheckpoint").is_dir():
+        pytest.skip(f"KILL TESTS NOT RUN: {FAILPOINT_BUILD} is missing; `make build/failpoints/.built` makes it")
+    stale = [str(file) for file in PACKAGE.rglob("*.py") if not _is_same(file)]
+    if stale:
+        pytest.fail(f"{FAILPOINT_BUILD} is not of these sources; `make build/failpoints/.built` updates it: {stale}")
+    server = ForkServer(FAILPOINT_BUILD)
+    assert Path(server.info["file"]).is_relative_to(FAILPOINT_BUILD), server.info
+    assert server.info["failpoints"], "this build has no failpoints"
     yield server
     server.close()
 

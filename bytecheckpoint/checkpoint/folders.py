@@ -7,8 +7,11 @@ A URL, or a folder above it, must have been made known before.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.config import Config
 from bytecheckpoint.object_store.stores import keep_known, place_in_store, use_store
@@ -31,6 +34,7 @@ __all__ = [
 
 # A directory, or a URL as ``store_url`` returns it.
 Place = Path | str
+_T = TypeVar("_T")
 
 
 def known(place: Place, config: Config | None = None) -> Place:
@@ -76,7 +80,7 @@ def is_folder(place: Place) -> bool:
     """
     with storage_errors("stat", place):
         if isinstance(place, Path):
-            return place.is_dir()
+            return place.is_dir() or (_core.look_anew(str(place)) and place.is_dir())
         client, _ = place_in_store(place)
         if client.is_http:
             return has_file(place, ".metadata")
@@ -97,8 +101,18 @@ def folders_in(place: str | os.PathLike[str], *, follow_links: bool = False) -> 
         if is_store_url(place):
             client, name = place_in_store(os.fspath(place))
             return client.folders(name)
-        with os.scandir(place) as entries:
+        with _seen(place, lambda: os.scandir(place)) as entries:
             return [e.name for e in entries if e.is_dir(follow_symlinks=False) or (follow_links and e.is_symlink())]
+
+
+def _seen(place: str | os.PathLike[str], ask: Callable[[], _T]) -> _T:
+    """Returns what ``ask`` returns; asks again where another machine may have made ``place`` a moment ago."""
+    try:
+        return ask()
+    except FileNotFoundError:
+        if not _core.look_anew(os.fspath(place)):
+            raise
+        return ask()
 
 
 def names_in(place: str | os.PathLike[str]) -> list[str]:
@@ -111,7 +125,7 @@ def names_in(place: str | os.PathLike[str]) -> list[str]:
         if is_store_url(place):
             client, name = place_in_store(os.fspath(place))
             return client.names(name)
-        return os.listdir(place)  # noqa: PTH208
+        return _seen(place, lambda: os.listdir(place))  # noqa: PTH208
 
 
 def has_file(place: str | os.PathLike[str], name: str) -> bool:

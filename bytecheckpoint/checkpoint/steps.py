@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.checkpoint.folders import below, is_removed, known
+from bytecheckpoint.checkpoint.folders import below, is_folder, is_removed, known
 from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.parts import inspect_step, is_bare
 from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import CheckpointError, UnsupportedError
+from bytecheckpoint.errors import CheckpointError, StorageError, UnsupportedError
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report.text import size_text
 
@@ -155,8 +155,8 @@ def look_at_step(step: int, path: str) -> StepFolder | None:
 
 def _is_gone(path: str) -> bool:
     try:
-        return not is_store_url(path) and not Path(path).is_dir()
-    except OSError:  # not known whether it has gone
+        return not is_store_url(path) and not is_folder(Path(path))
+    except StorageError:  # not known whether it has gone
         return False
 
 

@@ -8,6 +8,7 @@ import platform
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ import bytecheckpoint
 from bytecheckpoint._extensions import extension
 from bytecheckpoint.cli.options import checked_path, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
+from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.probes.of_olmo import OLMO_FEATURES
 from bytecheckpoint.probes.of_torch import TORCH_FEATURES
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_0_1, TORCHTITAN_0_2, TORCHTITAN_FEATURES
@@ -35,12 +37,15 @@ def command(ctx: click.Context, path: str | None, as_json: bool) -> None:
 
     It shows versions; what each feature relies on in torch, torchtitan and OLMo-core, and whether that holds; what
     matters of the machine: checksums, memory, huge pages, GPU; and what matters of PATH, where checkpoints are to go:
-    the file system, O_DIRECT, locks. It writes only a file without a name in PATH, which disappears at once. Ends with
-    1 if something that is asked for cannot work; it is marked "broken".
+    the file system, O_DIRECT, locks; or of a URL: the server, which conditions of requests it obeys, and whether it
+    notices a body that was damaged on its way. It writes only a file without a name in PATH, which disappears at once;
+    or small objects below a URL, which it removes. Ends with 1 if something that is asked for cannot work; it is marked
+    "broken".
 
     \b
-    Example:
+    Examples:
       bcp doctor /mnt/checkpoints
+      bcp doctor s3://bucket/run
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of imported packages; newer versions are reported below
@@ -50,7 +55,7 @@ def command(ctx: click.Context, path: str | None, as_json: bool) -> None:
     if not findings:  # machine.py needs the extension modules
         from bytecheckpoint.cli import machine
 
-        of_path = () if path is None else machine.findings_of_place(path)
+        of_path = () if path is None else _findings_of_place(path)
         findings = [dataclasses.asdict(finding) for finding in (*machine.findings_of_machine(), *of_path)]
     broken = sum(item["state"] == _BROKEN for item in (*versions, *features, *findings))
     private = len({name for feature in TORCH_FEATURES for probe in feature.probes for name in probe.private_names()})
@@ -109,6 +114,12 @@ def _extensions() -> list[dict[str, str]]:
         except ImportError as error:
             found.append({"name": name, "state": _BROKEN, "text": str(error), "advice": ""})
     return found
+
+
+def _findings_of_place(place: str) -> Iterator[Any]:
+    from bytecheckpoint.cli import machine, stores
+
+    return stores.findings_of_store(place) if is_store_url(place) else machine.findings_of_path(Path(place))
 
 
 def _features() -> Iterator[dict[str, Any]]:

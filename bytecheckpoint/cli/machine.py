@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bytecheckpoint import _core
-from bytecheckpoint.checkpoint.folders import names_in
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import ConfigError, StorageError
-from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.errors import ConfigError
 
-__all__ = ["Finding", "findings_of_machine", "findings_of_place"]
+__all__ = ["Finding", "findings_of_machine", "findings_of_path"]
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _BLOCK_BYTES = 4096
@@ -195,23 +193,7 @@ def gpu_finding(
     return Finding("GPU", "slow", text, "no device code for it: tensors are copied one by one")
 
 
-def findings_of_place(place: str) -> Iterator[Finding]:
-    """Returns findings about a directory or the URL of an object store. Leaves nothing behind."""
-    if not is_store_url(place):
-        yield from _findings_of_path(Path(place))
-        return
-    try:
-        names = names_in(place)
-    except StorageError as error:
-        yield Finding("store", "broken", str(error), "see docs/object_stores.md for variables and permissions")
-        return
-    if place.startswith(("http://", "https://")):
-        yield Finding("store", "note", f"{place}: a web server", "a checkpoint can only be read there")
-    else:
-        yield Finding("store", "ok", f"{place}: can be listed; it holds {len(names)} objects and folders")
-
-
-def _findings_of_path(path: Path) -> Iterator[Finding]:
+def findings_of_path(path: Path) -> Iterator[Finding]:
     """Returns findings about the directory at ``path``, or about its nearest existing parent. Leaves nothing behind."""
     folder = path
     while not folder.is_dir() and folder != folder.parent:

@@ -61,6 +61,7 @@ def begin_commit(
                 direct_io=config.direct_io,
                 reserve_bytes=reserve_bytes,
                 deadline_s=config.commit_deadline_s,
+                visibility_timeout_s=config.visibility_timeout_s,
                 io_timeout_s=config.io_timeout_s,
             )
         except CheckpointBusyError:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from errno import ENOENT
+from errno import ENOENT, ESTALE
 from pathlib import Path
 
+from bytecheckpoint import _C
 from bytecheckpoint.dcp._places import refuse_other_places
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession
 from bytecheckpoint.distributed.call_order import check_in_step
@@ -36,13 +37,22 @@ def check_handed_in(session: SaveSession, results: Sequence[RankResult], failed:
         OutOfStepError: Ranks came with different calls.
         ConfigError: Ranks save to different places.
         SaveFailedError: Ranks failed.
+        CheckpointSupersededError: A rank failed because another save has removed its files.
         ProcessGroupChangedError: Ranks are missing.
     """  # noqa: DOC501
     check_in_step("save", session.path, {result.rank: result.call for result in results})
     refuse_other_places(session.path, results, session.rank)
     if failed:
+        if any(getattr(error, "errno", None) in (ENOENT, ESTALE) for error in failed.values()):
+            _check_right(session)
         raise save_failed(session.path, failed)
     session.check_ranks([result.rank for result in results])
+
+
+def _check_right(session: SaveSession) -> None:
+    """Raises a ``CheckpointSupersededError`` if another save has taken this one's right to commit."""
+    if isinstance(session.commit, _C.Commit):
+        session.commit.check_right()
 
 
 def save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedError:

@@ -119,6 +119,7 @@ class Load:
             num_io_threads=config.load_io_threads or config.io_threads,
             ring_bytes=config.ring_bytes,
             io_timeout_s=config.io_timeout_s,
+            visibility_timeout_s=config.visibility_timeout_s,
             trace=trace.spans,
             current_stream=_compat.current_stream,
         )

@@ -6,15 +6,16 @@ from __future__ import annotations
 import errno
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from bytecheckpoint.object_store.conditions import AS_GIVEN, Conditions, as_sent, try_conditions
 from bytecheckpoint.object_store.entries import Entry, entries_of, folders_of, is_tombstone
 from bytecheckpoint.object_store.object_ends import ObjectEnds
 from bytecheckpoint.object_store.refusals import errno_of, text_of
+from bytecheckpoint.object_store.servers import server_of
 from bytecheckpoint.object_store.urls import joined
 from bytecheckpoint.runtime.per_process import PerProcess
 
@@ -28,9 +29,7 @@ _HAVE_A_REASON = ("status code: 4", "redirect without LOCATION")
 # Azure has no ranges that count from the end, and a web server need not have them.
 _SEND_ENDS = ("S3Store", "GCSStore", "MemoryStore")
 _TAIL_BYTES = 64 << 10
-_obeys_conditions: PerProcess[dict[str, bool]] = PerProcess(dict)  # by bucket
-
-
+_conditions: PerProcess[dict[str, Conditions]] = PerProcess(dict)  # by bucket and server
 _tails = PerProcess(ObjectEnds)
 
 
@@ -47,7 +46,7 @@ class StoreClient:
         store: A store of obstore.
         prefix: Key of the folder in ``store``.
         num_in_flight: Number of parts of an upload that are under way at once.
-        bucket: URL of the bucket.
+        bucket: Identifies the bucket, and the server that it is on, in this process.
         open_once: Returns the same store, which tries each request once.
 
     Attributes:
@@ -228,7 +227,7 @@ class StoreClient:
             self._obstore.put(self._store, self._key(name), data, use_multipart=False)
 
     def put_if(self, name: str, data: bytes, replaces: dict[str, Any] | None) -> None:
-        """Creates an object, or replaces one version of it, in one request.
+        """Creates an object, or replaces one version of it, in one request. The first call tries the store; see below.
 
         Args:
             name: Name of the object.
@@ -236,35 +235,56 @@ class StoreClient:
             replaces: What ``head`` returned for the version to replace; None if there must be no object.
 
         Raises:
-            FileExistsError: There is an object, or another version of it.
+            FileExistsError: There is an object, where there must be none.
+            OSError: There is another version of it (ESTALE), the store does not obey conditions (EOPNOTSUPP), or it
+                refused for another reason.
+        """
+        conditions = self.conditions()
+        if conditions.fault:
+            raise OSError(errno.EOPNOTSUPP, conditions.fault)
+        self.send_put_if(name, data, replaces, conditions.etag_form)
+
+    def send_put_if(
+        self, name: str, data: bytes, replaces: dict[str, Any] | None, etag_form: str = AS_GIVEN, *, once: bool = False
+    ) -> None:
+        """Does what ``put_if`` does, whatever the store makes of conditions; see ``Conditions.etag_form``.
+
+        Args:
+            name: Name of the object.
+            data: Its bytes.
+            replaces: See ``put_if``.
+            etag_form: Form in which the ETag is sent.
+            once: Whether it is tried once, and for seconds only.
         """
         version = {key: replaces[key] for key in ("e_tag", "version") if replaces.get(key)} if replaces else {}
-        mode = "create" if replaces is None else version
+        mode = "create" if replaces is None else as_sent(version, etag_form)
+        store = self._open_once() if once else self._store
         with self._errors():
-            self._obstore.put(self._store, self._key(name), data, mode=mode, use_multipart=False)
+            self._obstore.put(store, self._key(name), data, mode=mode, use_multipart=False)
 
-    def obeys_conditions(self) -> bool:
-        """Whether the store refuses to create an object that is there. Asks once in a process for each bucket.
-
-        Some stores ignore conditions that they do not know. Then two saves can replace one another unseen.
+    def conditions(self) -> Conditions:
+        """Returns which conditions of writes the store obeys. Tries it once in a process for each bucket and server.
 
         Raises:
-            OSError: The store refused.
+            OSError: The store refused for a reason that has nothing to do with conditions.
         """
-        known = _obeys_conditions.get()
-        if self._bucket not in known:
-            name = f".conditions.{uuid.uuid4().hex}"
-            self.put_if(name, b"", None)
-            try:
-                self.put_if(name, b"", None)
-                known[self._bucket] = False
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ESTALE):
-                    raise
-                known[self._bucket] = True
-            finally:
-                self.delete([name])
-        return known[self._bucket]
+        known = _conditions.get()
+        found = known.get(self._bucket)
+        if found is None:
+            found = try_conditions(self)
+            if found.is_final:
+                known[self._bucket] = found
+        return found
+
+    def get_if(self, name: str, e_tag: str) -> bytes:
+        """Returns all of an object, if it still has that ETag; else it is an ESTALE."""
+        with self._errors():
+            return bytes(self._obstore.get(self._store, self._key(name), options={"if_match": e_tag}).bytes())
+
+    def server(self) -> str:
+        """Returns what is known of the server: its name and address, as far as it tells. Raises nothing."""
+        self._count(1)
+        return server_of(self._store)
 
     def delete(self, names: Sequence[str]) -> None:
         """Removes objects. Those that are already gone are no error."""

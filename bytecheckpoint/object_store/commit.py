@@ -20,6 +20,7 @@ from bytecheckpoint.errors import (
     UnsupportedError,
 )
 from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.object_store.conditions import has_not_changed, refused_in_vain
 from bytecheckpoint.object_store.entries import is_tombstone
 from bytecheckpoint.object_store.names import is_own_data
 from bytecheckpoint.object_store.tombstones import claim
@@ -31,11 +32,6 @@ _MARK = ".metadata"
 _LEAST_GRACE_S = 86400.0
 # Each look tries as long as any request. So after a long one there are no more.
 _LOOKS_AFTER_A_LOST_REPLY, _MOST_LOOKING_S = 5, 5.0
-_HAS_NO_CONDITIONS = "this store has no conditional requests, without which two saves could replace each other unseen"
-_IGNORES_CONDITIONS = (
-    "this store ignores conditional requests: two saves to this URL at the same time can replace one another unseen; "
-    "let only one job save there"
-)
 
 
 def sweep_grace_s(deadline_s: float) -> float:
@@ -52,8 +48,9 @@ class StoreCommit:
 
     A checkpoint exists if and only if its ``.metadata`` does, as on a file system. There is no lock and no rename:
 
-    1. The constructor notes which version of ``.metadata`` is there, or that there is none. A tombstone, which a prune
-       has left, it replaces by one of its own, so that this prune does not delete the mark of step 4 for it.
+    1. The constructor notes which version of ``.metadata`` is there, or that there is none. It refuses a store that
+       does not obey conditions; the first save of a process to a bucket tries that. A tombstone, which a prune has
+       left, it replaces by one of its own, so that this prune does not delete the mark of step 4 for it.
     2. All ranks upload data files, under names that no other save has. Nobody reads them before step 4.
     3. ``check_files`` opens all of them.
     4. ``commit`` puts ``.metadata``, on the condition that it is still what step 1 saw. **This is the commit.** Of two
@@ -74,7 +71,8 @@ class StoreCommit:
         deadline_s: Seconds from now within which the save must be committed.
 
     Raises:
-        UnsupportedError: The URL is one of HTTP, over which a checkpoint can only be read.
+        UnsupportedError: The URL is one of HTTP, over which a checkpoint can only be read; or the store does not obey
+            the conditions that the commit needs.
         CheckpointBusyError: A prune, or another save, has begun here at the same moment.
         CheckpointExistsError: There is a checkpoint, and ``overwrite`` is False.
         StorageError: The store refused.
@@ -90,14 +88,18 @@ class StoreCommit:
         self._is_over = False
         self._may_be_committed = False  # the request was sent, and nothing proves that it had no effect
         self._replaces = self._asked("head", _MARK, lambda: client.head(_MARK))
-        if self._replaces is not None and is_tombstone(self._replaces):
-            self._replaces = self._claimed(self._replaces)
-        elif not overwrite and self._replaces is not None:
+        is_removed = self._replaces is not None and is_tombstone(self._replaces)
+        if self._replaces is not None and not is_removed and not overwrite:
             raise CheckpointExistsError(
                 f"save({client.url}): Checkpoint already exists, and overwrite=False", client.url
             )
+        conditions = self._asked("put", "", client.conditions)
+        if conditions.fault:
+            raise UnsupportedError(f"save({client.url}): {conditions.fault}", client.url)
+        if self._replaces is not None and is_removed:
+            self._replaces = self._claimed(self._replaces)
         self._old_files = self._files_of_old() if self._replaces is not None else []
-        self._warnings = [] if self._asked("put", "", client.obeys_conditions) else [_IGNORES_CONDITIONS]
+        self._warnings: list[str] = []
 
     @property
     def directory_id(self) -> tuple[int, int]:
@@ -173,9 +175,16 @@ class StoreCommit:
         except OSError as error:
             is_refused = isinstance(error, FileExistsError) or error.errno == ESTALE
             found = self._mark_now(error)
-            if found == data:
+            if found is not None and found[1] == data:
                 return  # it was our own request that came before, and its reply was lost
             self._may_be_committed = not is_refused and error.errno not in (EACCES, EINVAL, EOPNOTSUPP)
+            if is_refused and has_not_changed(self._replaces, found[0] if found is not None else None):
+                raise StorageError(
+                    f"put({url}/{_MARK}): {refused_in_vain(self._client, self._replaces)}; nothing was replaced: "
+                    f"{error.strerror}",
+                    url,
+                    error.errno or 0,
+                ) from error
             if is_refused:
                 raise CheckpointSupersededError(
                     f"commit({url}): while this save ran, another one committed, or a prune removed what was here; "
@@ -183,16 +192,16 @@ class StoreCommit:
                     url,
                 ) from error
             if error.errno == EOPNOTSUPP:
-                raise UnsupportedError(f"commit({url}): {_HAS_NO_CONDITIONS}: {error.strerror}", url) from error
+                raise UnsupportedError(f"commit({url}): {error.strerror}", url) from error
             doubt = " It is not known whether the save is committed." if self._may_be_committed else ""
             raise StorageError(f"put({url}/{_MARK}): {error.strerror}.{doubt}", url, error.errno or 0) from error
 
-    def _mark_now(self, error: OSError) -> bytes | None:
+    def _mark_now(self, error: OSError) -> tuple[dict[str, Any], bytes] | None:
         """Returns the commit mark that is there after a request of ours has failed; None if there is none."""
         give_up = time.monotonic() + _MOST_LOOKING_S
         for trial in range(_LOOKS_AFTER_A_LOST_REPLY):
             try:
-                return self._client.get(_MARK)
+                return self._client.get_with_meta(_MARK)
             except FileNotFoundError:
                 return None
             except OSError as of_look:
@@ -236,5 +245,5 @@ class StoreCommit:
         except OSError as error:
             place = f"{operation}({url}{'/' if name else ''}{name})"
             if error.errno == EOPNOTSUPP:
-                raise UnsupportedError(f"{place}: {_HAS_NO_CONDITIONS}: {error.strerror}", url) from error
+                raise UnsupportedError(f"{place}: {error.strerror}", url) from error
             raise StorageError(f"{place}: {error.strerror}", url, error.errno or 0) from error

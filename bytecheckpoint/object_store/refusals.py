@@ -13,6 +13,8 @@ _BODY = re.compile(r"<(\?xml|Error\b)")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _MOST_TEXT = 600
+# In the text of errors: whoever asks again gets the same reply, but obstore asks ten times.
+_NOT_IMPLEMENTED = "status code: 501"
 
 _RENEW = "pass valid credentials, in the variables of the provider or as Config(storage_options=...)"
 _REGION = "pass the region of the bucket, as AWS_REGION or Config(storage_options={'region': ...})"
@@ -46,6 +48,8 @@ def errno_of(error: BaseException) -> int | None:
     text = str(error)
     if "timed out" in text:
         return errno.ETIMEDOUT
+    if _NOT_IMPLEMENTED in text:
+        return errno.EOPNOTSUPP
     # The store has understood the request, and does not carry it out.
     return errno.EINVAL if "status code: 400" in text else errno.EIO
 

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import timedelta
@@ -34,6 +36,8 @@ _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 5.0, 300.0
 # obstore's own limits, which bound how long its credentials must stay valid.
 _MOST_RETRY_S = 180.0
 _PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+# Of options and variables that say on which server, or in whose account, a bucket is.
+_PLACE = re.compile("endpoint|account_name|emulator", re.IGNORECASE)
 
 # Slots that are filled, or emptied, meanwhile.
 _SPARE_SLOTS = 2
@@ -74,8 +78,9 @@ def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
         raise UnsupportedError(f"{url}: URLs need obstore: pip install 'bytecheckpoint[cloud]'", url)
     _refuse_forked_child(url)
     root, prefix = _root_and_prefix(url)
+    once = functools.partial(_open, root, config, once=True)
     client = StoreClient(
-        url, _open(root, config), prefix, config.store_concurrency, root, lambda: _open(root, config, once=True)
+        url, _open(root, config), prefix, config.store_concurrency, _bucket_and_server(root, config), once
     )
     for module in {_core, extension}:  # what explains errors looks by way of `_core`
         module.register_store(url, client)
@@ -222,6 +227,13 @@ def _with_checksums(root: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
 def _variables() -> list[str]:
     """Returns the variables from which stores take what the options leave open."""
     return sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_PREFIXES))
+
+
+def _bucket_and_server(root: str, config: Config) -> str:
+    """Returns what tells buckets of one name apart that are on several servers, or of several accounts."""
+    given = [*(config.storage_options or {}).items(), *os.environ.items()]
+    places = sorted(f"{name}={value}" for name, value in given if _PLACE.search(name))
+    return hashlib.sha256("\0".join([root, *places]).encode(errors="surrogateescape")).hexdigest()
 
 
 def _endpoints() -> list[str]:

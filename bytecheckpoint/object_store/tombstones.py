@@ -11,6 +11,7 @@ import uuid
 from typing import Any
 
 from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.object_store.conditions import has_not_changed, refused_in_vain
 from bytecheckpoint.object_store.entries import CLAIMED, REMOVED
 
 __all__ = ["bury", "claim"]
@@ -40,14 +41,20 @@ def claim(client: StoreClient, name: str, tombstone: dict[str, Any]) -> dict[str
 
 def _replaced_by(kind: str, client: StoreClient, name: str, version: dict[str, Any] | None) -> dict[str, Any] | None:
     data = f"{kind}{uuid.uuid4().hex}".encode()
+    refusal: OSError | None = None
     try:
         client.put_if(name, data, version)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ESTALE):
             raise
+        refusal = error
     # Refused or not: it is ours if it is there. A reply that was lost makes the client try again.
     try:
         meta, found = client.get_with_meta(name)
     except FileNotFoundError:
         return None
-    return meta if found == data else None
+    if found == data:
+        return meta
+    if refusal is not None and has_not_changed(version, meta):
+        raise OSError(refusal.errno, f"put({client.url}/{name}): {refused_in_vain(client, version)}")
+    return None

@@ -3,26 +3,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from bytecheckpoint.errors import StorageError
+from bytecheckpoint.object_store.s3_clients import s3_client, s3_errors
 
 __all__ = ["UnfinishedUploads", "Upload"]
-
-# Names of boto3's arguments, and of obstore's options; obstore also takes these with a prefix.
-_OPTIONS = {
-    "aws_access_key_id": ("access_key_id",),
-    "aws_secret_access_key": ("secret_access_key",),
-    "aws_session_token": ("session_token", "token"),
-    "endpoint_url": ("endpoint", "endpoint_url"),
-    "region_name": ("region", "default_region"),
-}
 
 
 @dataclass(frozen=True)
@@ -47,22 +36,11 @@ class UnfinishedUploads:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        import boto3
-
         self._url = url
         self._bucket = urlsplit(url).netloc
         self._prefix = urlsplit(url).path.strip("/")
-        given = {name.lower().removeprefix("aws_"): value for name, value in options.items()}
-        arguments = {
-            name: next(given[each] for each in names if each in given)
-            for name, names in _OPTIONS.items()
-            if any(each in given for each in names)
-        }
-        # boto3 reads AWS_ENDPOINT_URL, too, but not the other name that obstore takes.
-        if "endpoint_url" not in arguments and "AWS_ENDPOINT" in os.environ:
-            arguments["endpoint_url"] = os.environ["AWS_ENDPOINT"]
-        with self._errors("open"):
-            self._client: Any = boto3.client("s3", **arguments)
+        with s3_errors("open", url):
+            self._client: Any = s3_client(options)
 
     def below(self) -> list[Upload]:
         """Returns the uploads of objects below the URL.
@@ -71,7 +49,7 @@ class UnfinishedUploads:
             StorageError: The store refused.
         """
         prefix = f"{self._prefix}/" if self._prefix else ""
-        with self._errors("list uploads"):
+        with s3_errors("list uploads", self._url):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=prefix)
             found = [each for page in pages for each in page.get("Uploads", ())]
         return [Upload(each["Key"], each["UploadId"], each["Initiated"]) for each in found]
@@ -82,14 +60,5 @@ class UnfinishedUploads:
         Raises:
             StorageError: The store refused.
         """
-        with self._errors("abort upload"):
+        with s3_errors("abort upload", self._url):
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id)
-
-    @contextmanager
-    def _errors(self, operation: str) -> Iterator[None]:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            yield
-        except (BotoCoreError, ClientError, ValueError) as error:
-            raise StorageError(f"{operation}({self._url}): {error}", self._url) from error

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -13,7 +12,8 @@ from errno import ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bytecheckpoint.checkpoint.folders import Place, known
+from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.folders import Place, is_folder, known
 from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.newest import Newest, newest_whole
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["latest", "one_look"]
 
-_VISIBLE_WITHIN_S = 60.0
 _BETWEEN_LOOKS_S = 0.1
 
 
@@ -141,27 +140,26 @@ def one_look(
     if below_run is None or isinstance(folder, str):
         return Newest(None if below_run is None else f"{folder}/{below_run}", found.warnings)
     path = folder / below_run
-    all_together(group, asked, name, lambda: _wait_until_seen(asked, path, process_group.rank()))
+    all_together(
+        group, asked, name, lambda: _wait_until_seen(asked, path, process_group.rank(), settings.visibility_timeout_s)
+    )
     return Newest(str(path), found.warnings)
 
 
-def _wait_until_seen(asked: str, path: Path, rank: int) -> None:
+def _wait_until_seen(asked: str, path: Path, rank: int, timeout_s: float) -> None:
     """Waits until this machine sees a folder that another one has found.
 
     Raises:
         StorageError: It does not.
     """
-    until = time.monotonic() + _VISIBLE_WITHIN_S
-    while not path.is_dir():
-        if time.monotonic() > until:
+    until = time.monotonic() + timeout_s
+    while not is_folder(path):
+        if time.monotonic() > until or not _core.look_anew(str(path)):
             raise StorageError(
                 f"{asked}({path.parent}): the lowest rank has found {path.name}, and rank {rank} on "
-                f"{socket.gethostname()} does not see that folder, for {_VISIBLE_WITHIN_S:g} s: pass a folder that all "
+                f"{socket.gethostname()} does not see that folder: pass a folder that all "
                 "ranks share, as they must to load from it",
                 str(path),
                 ENOENT,
             )
         time.sleep(_BETWEEN_LOOKS_S)
-        # Some file systems of networks answer from what they remember until the folder above is listed.
-        with contextlib.suppress(OSError):
-            os.listdir(path.parent)  # noqa: PTH208

@@ -49,8 +49,8 @@ int64_t bytes_wanted(const PyLoadJob& self) {
 
 std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPlan& plan, const std::string& directory,
                                       engine::Scope rank, bool direct_io, bool verify, int num_io_threads,
-                                      int64_t ring_bytes, double io_timeout_s, std::shared_ptr<base::Trace> trace,
-                                      py::object current_stream) {
+                                      int64_t ring_bytes, double io_timeout_s, double visibility_timeout_s,
+                                      std::shared_ptr<base::Trace> trace, py::object current_stream) {
   std::vector<engine::ChunkInRecord> chunks;
   std::vector<const format::Chunk*> all;
   for (const Read& read : plan.tensors()) {
@@ -67,6 +67,7 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
                               ring_bytes,
                               {},
                               io_timeout_s,
+                              visibility_timeout_s,
                               std::move(trace)};
   options.progress = [bytes_done](int64_t bytes) { *bytes_done = bytes; };
   engine::LoadJob job(options, plan.manifest());
@@ -309,7 +310,7 @@ void bind_load(py::module_& m) {
       .def(py::init(&start_load), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("checkpoint"),
            py::arg("plan"), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"),
-           py::arg("trace") = py::none(), py::arg("current_stream"))
+           py::arg("visibility_timeout_s") = 0.0, py::arg("trace") = py::none(), py::arg("current_stream"))
       .def("add_tensors", &add_tensors, py::arg("begin"), py::arg("targets"))
       .def("add_state", &add_state, py::arg("state_dict"))
       .def("check_target", &check_target, py::arg("position"), py::arg("target"))

@@ -15,6 +15,7 @@
 #include "csrc/engine/removal.h"
 #include "csrc/engine/unreferenced.h"
 #include "csrc/io/directory.h"
+#include "csrc/io/late_changes.h"
 #include "csrc/io/open_directory.h"
 
 namespace bytecheckpoint::bindings {
@@ -146,6 +147,9 @@ void bind_steps(py::module_& m) {
   m.def(
       "sync_directory",
       [](const std::string& directory) { run_unlocked([&] { return io::sync_directory(directory); }); },
+      py::arg("directory"));
+  m.def(
+      "look_anew", [](const std::string& directory) { return unlocked([&] { return io::look_anew(directory); }); },
       py::arg("directory"));
   bind_directory(m);
   py::class_<engine::Removal>(m, "Removal", py::module_local())

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 
 #include "csrc/base/named_thread.h"
 #include "csrc/io/directory.h"
@@ -23,7 +24,8 @@ Status check_file(const std::string& directory, const format::FileEntry& wanted)
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   if (size != wanted.bytes) {
     return Status::make(Code::kCorrupt,
-                        text("check(", path, "): the file must have ", wanted.bytes, " bytes, but has ", size), path);
+                        text("check(", path, "): the file must have ", wanted.bytes, " bytes, but has ", size), path,
+                        size < wanted.bytes ? ENODATA : 0);
   }
   BCP_ASSIGN_OR_RETURN(const std::string bytes, file.read(size - format::kDataTrailerBytes, format::kDataTrailerBytes));
   base::Result<format::DataTrailer> trailer = format::decode_data_trailer(bytes, size);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <unordered_set>
 
 #include "csrc/base/failpoint.h"
 #include "csrc/engine/check_files.h"
@@ -11,6 +12,8 @@
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/sweep.h"
 #include "csrc/io/directory.h"
+#include "csrc/io/file_system.h"
+#include "csrc/io/late_changes.h"
 #include "csrc/io/late_freeing.h"
 
 namespace bytecheckpoint::engine {
@@ -105,9 +108,16 @@ Status Commit::begin_slowly() {
   BCP_RETURN_IF_ERROR(refuse_live_saves(o.directory, own_tmp, o.scope, o.take_over));
   // Looks again: a save that ended before we held our tmp may have committed since.
   BCP_RETURN_IF_ERROR(refuse_what_is_there());
+  is_local_ = io::is_local(o.directory);
+  // A mark that cannot be read is replaced; then nobody can tell whether it was replaced meanwhile.
+  if (!is_local_) {
+    base::Result<std::string> found = identity_of_mark(o.directory, o.scope);
+    if (found.is_ok()) found_ = std::move(found.value());
+  }
   BCP_FAILPOINT(kBeginLooked);
-  // What cannot be swept stays. A sweep that fails is no reason to refuse the save.
-  (void)sweep(o.directory, own_tmp, {}, o.scope).is_ok();
+  // What cannot be swept stays. A sweep that fails is no reason to refuse the save, unless it has lost its right.
+  const base::Result<SweepReport> swept = sweep(o.directory, own_tmp, {}, o.scope);
+  if (!swept.is_ok() && swept.status().code() == Code::kBusy) return swept.status();
   BCP_FAILPOINT(kBeginSwept);
   // Also a quota may leave no room for a third checkpoint, and it may be another rank that meets it.
   io::wait_until_freed();
@@ -150,16 +160,13 @@ Status Commit::refuse_what_is_there() const {
   return Status::ok();
 }
 
-Status Commit::check_right() {
+Status Commit::check_own_tmp() {
   const bool given_back = over_ || stage_ == Stage::kGivenUp;
   return !given_back && tmp_.has_name() ? Status::ok() : superseded();
 }
 
-Status Commit::superseded() const {
-  return Status::make(
-      Code::kSuperseded,
-      text("commit(", options_.directory, "): this save gave up its right to commit, or a newer save took it"),
-      options_.directory);
+Status Commit::superseded(std::string_view how) const {
+  return Status::make(Code::kSuperseded, text("commit(", options_.directory, "): ", how), options_.directory);
 }
 
 Status Commit::check_files(std::vector<format::FileEntry> files) {
@@ -168,14 +175,26 @@ Status Commit::check_files(std::vector<format::FileEntry> files) {
 }
 
 Status Commit::check_files_slowly(const std::vector<format::FileEntry>& files) {
-  Status outcome = engine::check_files(options_.directory, files);
-  if (!outcome.is_ok()) {
-    base::MutexLock lock(mutex_);
-    BCP_RETURN_IF_ERROR(check_right());
+  const auto check = [&]() -> Status {
+    Status outcome = engine::check_files(options_.directory, files);
+    if (!outcome.is_ok()) BCP_RETURN_IF_ERROR(check_right_slowly());
+    deadline_->answered();
     return outcome;
-  }
+  };
+  BCP_RETURN_IF_ERROR(io::ask_until_seen(options_.directory, options_.visibility_timeout_s, check));
   BCP_FAILPOINT(kCommitChecked);
   return Status::ok();
+}
+
+Status Commit::check_right() {
+  BCP_RETURN_IF_ERROR(refuse_in_forked_child("check"));
+  return within_deadline("check", [this] { return check_right_slowly(); });
+}
+
+Status Commit::check_right_slowly() {
+  const base::MutexLock lock(mutex_);
+  BCP_RETURN_IF_ERROR(check_own_tmp());
+  return is_local_ ? Status::ok() : look_again({});
 }
 
 base::Result<CommitReport> Commit::commit(std::string metadata_file, std::vector<format::FileEntry> files) {
@@ -207,10 +226,11 @@ base::Result<CommitReport> Commit::commit(std::string metadata_file, std::vector
 base::Result<CommitReport> Commit::commit_slowly(std::string_view metadata_file,
                                                  const std::vector<format::FileEntry>& files) {
   base::MutexLock lock(mutex_);
-  BCP_RETURN_IF_ERROR(check_right());
+  BCP_RETURN_IF_ERROR(check_own_tmp());
   BCP_RETURN_IF_ERROR(write_metadata(metadata_file));
+  if (!is_local_) BCP_RETURN_IF_ERROR(look_again(files));
   // Checks again while no rename was attempted, so that a failure may still delete our files.
-  BCP_RETURN_IF_ERROR(check_right());
+  BCP_RETURN_IF_ERROR(check_own_tmp());
   Stage open = Stage::kOpen;
   if (!stage_.compare_exchange_strong(open, Stage::kRenaming)) return superseded();
   over_ = true;
@@ -240,8 +260,7 @@ base::Result<CommitReport> Commit::commit_slowly(std::string_view metadata_file,
   if (!options_.scope.has_value()) remove_rank_metadata(&report);
   std::vector<std::string> own_files;
   for (const format::FileEntry& file : files) own_files.push_back(file.name);
-  base::Result<SweepReport> swept =
-      sweep(options_.directory, tmp_name(options_.save_id, options_.scope), own_files, options_.scope);
+  base::Result<SweepReport> swept = sweep(options_.directory, /*own_tmp=*/"", own_files, options_.scope);
   if (!swept.is_ok()) {
     report.warnings.push_back(text("removing files of older saves failed: ", swept.status().message()));
   } else {
@@ -275,6 +294,33 @@ Status Commit::write_metadata(std::string_view metadata_file) {
         options_.directory);
   }
   return Status::ok();
+}
+
+Status Commit::look_again(const std::vector<format::FileEntry>& files) const {
+  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> listing, io::list_directory(options_.directory));
+  const std::unordered_set<std::string_view> names(listing.begin(), listing.end());
+  const std::string own_tmp = tmp_name(options_.save_id, options_.scope);
+  if (names.count(own_tmp) == 0) return superseded();
+  for (const std::string& name : listing) {
+    Scope of_tmp;
+    if (!is_tmp_name(name, &of_tmp) || name == own_tmp || !concerns(options_.scope, of_tmp)) continue;
+    // Held: that save sees ours as well, and is about to give up.
+    BCP_ASSIGN_OR_RETURN(const LockFile::Probe probe, LockFile::probe(path(name), false));
+    if (probe != LockFile::Probe::kFree) continue;
+    return superseded(text("another save or a removal has begun here since: ", name,
+                           " is there, and locks do not tell whether its process lives"));
+  }
+  // A listing may lack what another machine has just created, but not what was there before, unless it is gone.
+  std::vector<format::FileEntry> unlisted;
+  for (const format::FileEntry& file : files) {
+    if (names.count(file.name) == 0) unlisted.push_back(file);
+  }
+  const Status there = engine::check_files(options_.directory, unlisted);
+  if (!there.is_ok()) return superseded(text("a newer save has removed files of this one: ", there.message()));
+  if (!found_.has_value()) return Status::ok();
+  BCP_ASSIGN_OR_RETURN(const std::string mark, identity_of_mark(options_.directory, options_.scope));
+  if (mark.empty() || mark == *found_) return Status::ok();
+  return superseded("another save has committed here since this one began");
 }
 
 Status Commit::rename_over_metadata() {

@@ -33,7 +33,8 @@ struct CommitOptions {
   bool direct_io = true;      // write a large metadata file with O_DIRECT, where the file system has it
   int64_t reserve_bytes = 0;  // disk space for the metadata file, reserved before any data is written
   double deadline_s = 3600;   // the save must be renamed within this time after `begin`
-  double io_timeout_s = 0;    // a call fails if the storage has not answered for so long; 0: it waits for ever
+  double visibility_timeout_s = 0;  // how long to wait for files of other ranks to be seen, where they may be late
+  double io_timeout_s = 0;          // a call fails if the storage has not answered for so long; 0: it waits for ever
 };
 
 /// What `commit` did after the rename.
@@ -76,9 +77,9 @@ struct CommitReport {
 /// 3. It creates the tmp (O_EXCL) and locks it. It fails with kBusy if another save took the tmp for that of a dead
 ///    save, and locked or removed it in between. [kBeginTmpCreated, kBeginLocked]
 /// 4. It looks for the locked tmps of other saves. If there is one, it fails with kBusy, or removes that tmp if
-///    `take_over` is set. Every save creates its own tmp before it looks for others, so of two that begin at once at
-///    least one sees the other. Then it repeats step 2, since a save that has just ended may have committed.
-///    [kBeginLooked]
+///    `take_over` is set. Every save creates its own tmp, and flushes it, before it looks for others, so of two that
+///    begin at once at least one sees the other. Then it repeats step 2, since a save that has just ended may have
+///    committed, and notes which mark is there. [kBeginLooked]
 /// 5. It sweeps what dead saves left: their tmps, and data files that no commit mark names. `sweep.h` has the order of
 ///    its steps. [kSweepListed, kSweepTmpRemoved, kSweepDirectorySynced, kSweepFileRemoved, kBeginSwept] Then it waits
 ///    until the space of all files that this process has swept is free (`io/late_freeing.h`).
@@ -87,10 +88,13 @@ struct CommitReport {
 ///    to the coordinator. From then on its files belong to the coordinator, or to a sweep: the rank never deletes them.
 ///    [kWriteFileCreated, kWriteFileReserved, kWriteData, kWriteRecordsDone, kWriteDataDone, kWriteFileCut,
 ///    kWriteFileSynced, kWriteFilesSynced, kWriteDirectorySynced]
-/// 8. `check_files` opens every file of every rank, and compares its size, its trailer and its ids. [kCommitChecked]
+/// 8. `check_files` opens every file of every rank, and compares its size, its trailer and its ids. Where files of
+///    other machines are seen late it waits for them. [kCommitChecked]
 /// 9. `commit` writes the metadata into the tmp and syncs it. It fails with kSuperseded if the deadline has passed, or
-///    if the tmp has lost its name. [kCommitMetadataFilled, kCommitMetadataWritten, kCommitMetadataSynced,
-///    kCommitDecided]
+///    if the tmp has lost its name. On a file system that may show late what other machines do, or bring a removed tmp
+///    back by that sync, it then lists the directory: it fails if another save is there that no lock shows to be busy,
+///    if a file of this save is gone, or if another mark is there than in step 4. [kCommitMetadataFilled,
+///    kCommitMetadataWritten, kCommitMetadataSynced, kCommitDecided]
 /// 10. It renames the tmp to `.metadata`: **the commit**. With `overwrite` false the rename fails if `.metadata` is
 ///     there. From here on nobody deletes a file of this save, even if the rename failed, unless it is certain that it
 ///     had no effect. [kCommitRenamed]
@@ -124,6 +128,10 @@ class Commit {
   /// \returns kCorrupt or kStorage for the first file that is not as its rank left it. kSuperseded instead if another
   /// save took the right, and swept the files.
   base::Status check_files(std::vector<format::FileEntry> files);
+
+  /// Tells a failure that another save has caused from others: a file of this save is gone for its rank, too, where
+  /// that save has swept it. \returns kSuperseded if this save cannot commit any more.
+  base::Status check_right();
 
   /// Steps 9 to 12.
   /// \param metadata_file  All bytes of the new `.metadata`.
@@ -171,20 +179,25 @@ class Commit {
   // What the calls without `_slowly` do, without a limit of time.
   base::Status begin_slowly();
   base::Status check_files_slowly(const std::vector<format::FileEntry>& files);
+  base::Status check_right_slowly();
   base::Result<CommitReport> commit_slowly(std::string_view metadata_file, const std::vector<format::FileEntry>& files);
   base::Status abort_slowly(const std::vector<std::string>& file_names);
   base::Status abandon_slowly();
-  base::Status superseded() const;
+  base::Status superseded(
+      std::string_view how = "this save gave up its right to commit, or a newer save took it") const;
   base::Status make_directories();
 
   /// Step 2. \returns kExists if a checkpoint is there that this save may not replace, or that would hide what it
   /// commits.
   base::Status refuse_what_is_there() const;
   /// \returns kSuperseded if this save gave its right back, or somebody removed the tmp.
-  base::Status check_right() BCP_REQUIRES(mutex_);
+  base::Status check_own_tmp() BCP_REQUIRES(mutex_);
   bool in_forked_child() const;
   base::Status refuse_in_forked_child(std::string_view operation) const;
   base::Status write_metadata(std::string_view metadata_file) BCP_REQUIRES(mutex_);
+  /// What a listing says of the right, where other machines may have taken it away without a trace on this one. \param
+  /// files  Of this save: fails if one is gone.
+  base::Status look_again(const std::vector<format::FileEntry>& files) const BCP_REQUIRES(mutex_);
   base::Status rename_over_metadata() BCP_REQUIRES(mutex_);
   void remove_rank_metadata(CommitReport* report) const;
   std::string path(const std::string& name) const;
@@ -197,6 +210,8 @@ class Commit {
   std::vector<std::string> made_ BCP_GUARDED_BY(mutex_);  // directories that `begin` created
   bool rename_attempted_ BCP_GUARDED_BY(mutex_) = false;  // and nothing proves that it did not happen
   io::FileId directory_id_;
+  bool is_local_ = false;                                    // nothing is shown late here
+  std::optional<std::string> found_ BCP_GUARDED_BY(mutex_);  // identity of the mark in step 4, where that matters
   std::atomic<bool> over_{
       false};  // written with the mutex held; read without it, also while the storage does not answer
   std::atomic<bool> directory_synced_{false};

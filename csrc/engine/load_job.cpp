@@ -5,11 +5,14 @@
 #include <chrono>
 #include <utility>
 
+#include "csrc/engine/check_files.h"
 #include "csrc/engine/open_any_checkpoint.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/planned_files.h"
+#include "csrc/io/directory.h"
 #include "csrc/io/file_system.h"
 #include "csrc/io/io_deadline.h"
+#include "csrc/io/late_changes.h"
 #include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::engine {
@@ -135,35 +138,53 @@ Status LoadJob::read_ahead(std::vector<planner::ReadSegment> segments, const Mem
 }
 
 Status LoadJob::explain(Status failure) const {
-  if (failure.code() != Code::kCorrupt && failure.sys_errno() != ENOENT) return failure;
+  if (failure.code() != Code::kCorrupt && !io::may_be_late(failure)) return failure;
   if (manifest_->foreign.has_value()) {
     const Status changed = io::run_with_deadline(
         options_.io_timeout_s, "open", options_.directory,
         [directory = options_.directory, manifest = manifest_] { return check_all_unchanged(directory, *manifest); });
     if (changed.code() == Code::kChanged) return changed;
   }
-  const auto current = io::run_with_deadline(
-      options_.io_timeout_s, "open", options_.directory,
-      [directory = options_.directory, scope = options_.scope] { return open_checkpoint(directory, {scope}); });
-  if (!current.is_ok() && current.status().code() == Code::kNotFound) {
+  const auto changed = [&](std::string_view how) {
+    return Status::make(Code::kChanged,
+                        text("load(", options_.directory, "): ", how, " while it was read (", failure.message(), ")"),
+                        options_.directory);
+  };
+  // Where a file is seen late, or its name is still seen after its removal, a later look tells which it is.
+  const bool is_missing = io::may_be_late(failure);
+  bool is_same = false, is_replaced = false, is_gone = false;
+  const Status unseen = io::ask_until_seen(options_.directory, options_.visibility_timeout_s, [&]() -> Status {
+    const auto current = io::run_with_deadline(
+        options_.io_timeout_s, "open", options_.directory,
+        [directory = options_.directory, scope = options_.scope] { return open_checkpoint(directory, {scope}); });
+    is_same = current.is_ok() && current.value().save_id == manifest_->save_id;
+    is_replaced = current.is_ok() && !is_same;
+    is_gone = !current.is_ok() && current.status().code() == Code::kNotFound;
+    return is_missing && is_same ? look_for(failure.path()) : Status::ok();
+  });
+  if (is_replaced) return changed("a newer commit replaced the checkpoint");
+  if (is_gone) {
     Status removed = io::run_with_deadline(options_.io_timeout_s, "open", options_.directory,
                                            [directory = options_.directory, scope = options_.scope, failure] {
                                              return explain_removed("load", directory, scope, failure);
                                            });
     if (removed.code() == Code::kNotFound) return removed;
   }
-  if (!current.is_ok() || current.value().save_id == manifest_->save_id) {
-    // It is still the same checkpoint, so a missing file is damage.
-    if (failure.sys_errno() != ENOENT) return failure;
-    return Status::make(Code::kCorrupt, text("a data file of the checkpoint is missing: ", failure.message()),
-                        failure.path(), ENOENT);
+  if (!is_missing) return failure;
+  if (unseen.is_ok() && is_same) return changed("a file was seen late");
+  // It is still the same checkpoint, so a missing file is damage.
+  if (failure.code() == Code::kCorrupt) return failure;
+  return Status::make(Code::kCorrupt, text("a data file of the checkpoint is missing: ", failure.message()),
+                      failure.path(), ENOENT);
+}
+
+Status LoadJob::look_for(const std::string& path) const {
+  for (const format::FileEntry& file : manifest_->files) {
+    if (io::join(options_.directory, file.name) != path) continue;
+    if (manifest_->foreign.has_value()) return io::File::open(options_.directory, file.name, false).status();
+    return check_files(options_.directory, {file});
   }
-  return Status::make(Code::kChanged,
-                      text("load(", options_.directory,
-                           "): a newer commit replaced the checkpoint "
-                           "while it was read (",
-                           failure.message(), ")"),
-                      options_.directory);
+  return Status::ok();
 }
 
 }  // namespace bytecheckpoint::engine

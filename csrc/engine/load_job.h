@@ -29,7 +29,8 @@ struct LoadOptions {
   /// Called in the calling thread after segments, with an estimate of how many of the wanted bytes have arrived. Must
   /// not throw.
   std::function<void(int64_t)> progress;
-  double io_timeout_s = 0;                       // a call fails if the storage has not answered for so long; 0: never
+  double io_timeout_s = 0;          // a call fails if the storage has not answered for so long; 0: never
+  double visibility_timeout_s = 0;  // how long to wait for a missing file to be seen, where files may be seen late
   std::shared_ptr<base::Trace> trace = nullptr;  // records what the threads do; null: nothing does
 
   ReadPipelineOptions reading() const { return {directory, direct_io, num_io_threads, io_timeout_s, trace}; }
@@ -83,8 +84,8 @@ class LoadJob {
 
   /// Finds out whether a newer commit caused `failure`: reads the commit mark again if a file is missing or damaged.
   /// Of another writer's checkpoint it looks at all files again, which have no ids.
-  /// \returns kChanged if the mark names another save, or a file has changed. kNotFound if the mark is gone. kCorrupt
-  /// for a missing file if it names the same save. Else `failure`.
+  /// \returns kChanged if the mark names another save, a file has changed, or one that was missing is seen by now.
+  /// kNotFound if the mark is gone. kCorrupt for a missing file if it names the same save. Else `failure`.
   base::Status explain(base::Status failure) const;
   /// Looks again at the files of another writer that were read, which it may have written in place meanwhile; of ours,
   /// the checksums tell. Objects of a store are always read in the version that was noted.
@@ -92,6 +93,8 @@ class LoadJob {
   base::Status check_unchanged_files(const std::vector<planner::ReadSegment>& segments) const;
 
  private:
+  /// Looks again for a file of the checkpoint. \returns what `check_files` says.
+  base::Status look_for(const std::string& path) const;
   /// Plans and reads the first phase. \param max_gap_bytes  See `plan_load`.
   base::Status read(int64_t max_gap_bytes, const std::function<bool()>& cancelled, LoadStats* stats);
   /// \param bytes_before  What was wanted in the phases before.

@@ -112,6 +112,11 @@ base::Result<LockFile> LockFile::lock(LockFile lock) {
   lock.owner_ = ::getpid();
   lock.track();
   BCP_FAILPOINT(kBeginTmpCreated);
+  // Some file systems create the file for other machines only now. Whoever looks at others must be seen by them.
+  if (Status flushed = lock.file_.flush(); !flushed.is_ok()) {
+    (void)lock.remove();
+    return flushed;
+  }
   const auto busy = [&] {
     (void)lock.remove();
     return Status::make(Code::kBusy, base::text("lock(", path, "): another save is beginning at this path"), path);
@@ -164,8 +169,7 @@ base::Result<bool> LockFile::is_seen_held(const std::string& path) {
 }
 
 bool LockFile::has_name() {
-  struct stat info;
-  return ::fstat(file_.fd(), &info) == 0 && info.st_nlink > 0;
+  return file_.has_name();
 }
 
 bool LockFile::is_ours() {

@@ -9,6 +9,7 @@
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
 #include "csrc/io/io_deadline.h"
+#include "csrc/io/late_changes.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -31,6 +32,7 @@ base::Result<T> naming(base::Result<T> result, const std::string& path) {
 
 base::Result<ManifestReader> ManifestReader::open(const std::string& directory, Scope scope, double io_timeout_s) {
   const std::string path = io::join(directory, mark_name(scope));
+  io::freshen(directory);
   base::Result<io::File> opened = io::File::open(directory, mark_name(scope), false);
   if (!opened.is_ok()) return mark_failure(opened.status(), path);
   const io::DeleteInBackground end{io_timeout_s > 0};

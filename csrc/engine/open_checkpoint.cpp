@@ -11,6 +11,7 @@
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
 #include "csrc/io/file_system.h"
+#include "csrc/io/late_changes.h"
 #include "csrc/io/object_store.h"
 #include "csrc/staging/available_memory.h"
 
@@ -140,6 +141,7 @@ Status check_large(io::File& file, int64_t size) {
 }  // namespace
 
 base::Result<Mark> read_mark(const std::string& directory, Scope scope) {
+  io::freshen(directory);
   base::Result<io::File> file = io::File::open(directory, mark_name(scope), /*direct=*/false);
   if (!file.is_ok()) return mark_failure(file.status(), io::join(directory, mark_name(scope)));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.value().size());
@@ -148,6 +150,19 @@ base::Result<Mark> read_mark(const std::string& directory, Scope scope) {
   BCP_ASSIGN_OR_RETURN(mark.version, file.value().version());
   BCP_ASSIGN_OR_RETURN(mark.bytes, file.value().read(0, size));
   return mark;
+}
+
+base::Result<std::string> identity_of_mark(const std::string& directory, Scope scope) {
+  io::freshen(directory);
+  base::Result<io::File> file = io::File::open(directory, mark_name(scope), /*direct=*/false);
+  if (!file.is_ok()) {
+    const Status failure = mark_failure(file.status(), io::join(directory, mark_name(scope)));
+    return failure.code() == Code::kNotFound ? base::Result<std::string>(std::string()) : failure;
+  }
+  BCP_ASSIGN_OR_RETURN(const int64_t size, file.value().size());
+  const int64_t tail = std::min(size, format::kMetadataTrailerBytes);
+  BCP_ASSIGN_OR_RETURN(const std::string last, file.value().read(size - tail, tail));
+  return text(size, ' ') + last;
 }
 
 Status mark_failure(Status status, const std::string& path) {

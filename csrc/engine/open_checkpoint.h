@@ -25,6 +25,9 @@ struct Mark {
 /// Reads all bytes of a commit mark. \returns kNotFound if there is none. kCorrupt for a large file that is no
 /// metadata. kStorage.
 base::Result<Mark> read_mark(const std::string& directory, Scope scope);
+/// Returns what another commit mark of this name would not have: its length and its last bytes. Empty if there is none.
+/// \returns kStorage.
+base::Result<std::string> identity_of_mark(const std::string& directory, Scope scope);
 /// Turns the error of opening the mark at `path` into kNotFound if nothing is there; else returns `status`.
 base::Status mark_failure(base::Status status, const std::string& path);
 /// Decodes and checks a commit mark, as `open_checkpoint` does.

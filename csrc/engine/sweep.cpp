@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/sweep.h"
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "csrc/base/failpoint.h"
@@ -15,9 +16,17 @@ using base::Status;
 
 base::Result<SweepReport> sweep(const std::string& directory, const std::string& own_tmp,
                                 const std::vector<std::string>& own_files, Scope scope) {
+  const auto is_right_gone = [&](const std::vector<std::string>& names) {
+    return !own_tmp.empty() && std::find(names.begin(), names.end(), own_tmp) == names.end();
+  };
   SweepReport report;
   std::vector<std::string> candidates;
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> listing, io::list_directory(directory));
+  if (is_right_gone(listing)) {
+    return Status::make(base::Code::kBusy,
+                        base::text("begin(", directory, "): another save is beginning here, and has removed ", own_tmp),
+                        directory);
+  }
   for (const std::string& name : listing) {
     if (is_data_file_of(scope, name)) candidates.push_back(name);
   }
@@ -25,7 +34,7 @@ base::Result<SweepReport> sweep(const std::string& directory, const std::string&
 
   for (const std::string& name : listing) {
     Scope of_tmp;
-    if (!is_tmp_name(name, &of_tmp) || name == own_tmp || !concerns(scope, of_tmp)) continue;
+    if (own_tmp.empty() || !is_tmp_name(name, &of_tmp) || name == own_tmp || !concerns(scope, of_tmp)) continue;
     BCP_ASSIGN_OR_RETURN(const LockFile::Probe probe, LockFile::probe(io::join(directory, name), true));
     if (probe == LockFile::Probe::kFree) ++report.tmps_removed;
     BCP_FAILPOINT(kSweepTmpRemoved);
@@ -34,6 +43,10 @@ base::Result<SweepReport> sweep(const std::string& directory, const std::string&
 
   // Lists again: a save may have begun since.
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> after, io::list_directory(directory));
+  if (is_right_gone(after)) {
+    report.declined = "another save has removed " + own_tmp;
+    return report;
+  }
   for (const std::string& name : after) {
     Scope of_tmp;
     if (!is_tmp_name(name, &of_tmp) || name == own_tmp || !concerns(scope, of_tmp)) continue;

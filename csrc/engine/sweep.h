@@ -18,12 +18,16 @@ struct SweepReport {
 
 /// Removes what dead saves left in `directory`: their tmps, and data files that no commit mark names.
 ///
-/// The order is essential. For each step, the model of the protocol (`tests/model/commit.pml`, two and three savers
-/// with crashes and power loss) finds a lost checkpoint if the step is left out or moved:
+/// The order is essential. For each step, the model of the protocol (`tests/model/commit.pml`, two savers with crashes,
+/// power loss, and a file system that shows late what other machines do) finds a lost checkpoint if the step is left
+/// out or moved:
 ///
-/// 1. List the data files. [kSweepListed]
-/// 2. Remove tmps whose lock is free: those saves can no longer commit. [kSweepTmpRemoved]
-/// 3. List the tmps again. If another save has one, delete nothing: it may have begun since.
+/// 1. List the data files. The own tmp of a save that begins must be there: else another save has taken its right away,
+///    and may be over before this one looks again. [kSweepListed]
+/// 2. A save that begins removes tmps whose lock is free: those saves can no longer commit. Its own tmp tells them. A
+///    save that has committed has none any more, and takes no right away. [kSweepTmpRemoved]
+/// 3. List the tmps again. If another save has one, delete nothing: it may have begun since. Nor if the own tmp is gone
+///    by now.
 /// 4. Only then read the commit marks. If one cannot be read, delete nothing.
 /// 5. Sync the directory: a rename that is not on disk yet must not outlive the files that it replaced.
 ///    [kSweepDirectorySynced]
@@ -32,11 +36,12 @@ struct SweepReport {
 /// Deletes only regular files of our naming, in the directory itself. Their space may be free a little later
 /// (`io/late_freeing.h`).
 ///
-/// \param own_tmp  Name of the caller's tmp; left alone.
+/// \param own_tmp  Name of the tmp of a save that begins; left alone. Empty for one that has committed.
 /// \param own_files  Names of the caller's data files; left alone.
 /// \param scope  The caller's. A rank that saves on its own looks at its own and at global saves, and deletes only
 /// files of its own naming.
-/// \returns kStorage if the file system refuses; some files may then be deleted already.
+/// \returns kBusy if another save has removed the tmp of one that begins. kStorage if the file system refuses; some
+/// files may then be deleted already.
 base::Result<SweepReport> sweep(const std::string& directory, const std::string& own_tmp,
                                 const std::vector<std::string>& own_files, Scope scope = {});
 

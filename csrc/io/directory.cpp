@@ -14,6 +14,7 @@
 #include "csrc/base/bytes.h"
 #include "csrc/base/failpoint.h"
 #include "csrc/io/journal.h"
+#include "csrc/io/late_changes.h"
 #include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::io {
@@ -24,13 +25,26 @@ std::string join(const std::string& directory, const std::string& name) {
   return !directory.empty() && directory.back() == '/' ? directory + name : directory + "/" + name;
 }
 
-namespace {
-
 std::string parent_of(const std::string& path) {
   size_t end = path.find_last_not_of('/');
   end = end == std::string::npos ? 0 : path.rfind('/', end);
   return end == std::string::npos ? "." : end == 0 ? "/" : path.substr(0, end);
 }
+
+int open_directory(const std::string& path) {
+  int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0 && (errno == ENOENT || errno == ESTALE)) {
+    const int error = errno;
+    if (look_anew(parent_of(path))) {
+      fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    } else {
+      errno = error;
+    }
+  }
+  return fd;
+}
+
+namespace {
 
 /// Syncs a directory that others created. No error if we may not read it: then it is theirs to sync.
 Status sync_entry(const std::string& directory) {
@@ -114,6 +128,7 @@ Status make_directories(const std::string& path, bool sync, std::vector<std::str
   for (int attempt = 1;; ++attempt) {
     Status outcome = try_make_directories(path, sync, made);
     if (outcome.sys_errno() != ENOENT || attempt == kMaxAttempts) return outcome;
+    look_anew(parent_of(path));  // another machine may have made it
   }
 }
 
@@ -129,7 +144,7 @@ base::Result<std::vector<std::string>> list_directory(const std::string& path) {
     BCP_ASSIGN_OR_RETURN(const StorePlace place, place_in_store(path));
     return place.store->list(place.name);
   }
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int fd = open_directory(path);
   if (fd < 0) return Status::storage("opendir", path, "", errno);
   return names_in(fd, path);
 }
@@ -159,7 +174,7 @@ base::Result<std::vector<std::string>> names_in(int fd, const std::string& path)
 
 Status sync_directory(const std::string& path, bool* supported) {
   if (is_url(path)) return Status::ok();  // a store has no directories
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int fd = open_directory(path);
   if (fd < 0) return Status::storage("open", path, "directory", errno);
   Status synced = sync_directory(fd, path, supported);
   ::close(fd);

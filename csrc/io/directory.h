@@ -13,6 +13,9 @@ namespace bytecheckpoint::io {
 /// Returns `directory/name`.
 std::string join(const std::string& directory, const std::string& name);
 
+/// Returns the directory that `path` is in: `.` for a single name, `/` for the root.
+std::string parent_of(const std::string& path);
+
 /// What kind of entry a name is. kOther: a symbolic link, FIFO, socket or device.
 enum class EntryType { kAbsent, kRegular, kDirectory, kOther };
 /// Returns what has the name itself: a symbolic link is kOther. \returns kStorage if that cannot be found out.
@@ -37,6 +40,10 @@ base::Result<FileId> file_id(const std::string& path);
 /// \param made  Receives the directories that this call has created, parents first, also if it fails.
 /// \returns kStorage.
 base::Status make_directories(const std::string& path, bool sync, std::vector<std::string>* made = nullptr);
+
+/// Opens a directory for reading; where it may be seen late, after a second look. \returns the descriptor; -1 with
+/// errno.
+int open_directory(const std::string& path);
 
 /// Removes empty directories, from the last one on. Stops at the first that cannot be removed.
 void remove_empty_directories(const std::vector<std::string>& paths);

@@ -18,6 +18,7 @@
 #include "csrc/io/directory.h"
 #include "csrc/io/file_system.h"
 #include "csrc/io/journal.h"
+#include "csrc/io/late_changes.h"
 #include "csrc/io/open_beneath.h"
 
 namespace bytecheckpoint::io {
@@ -51,6 +52,7 @@ int fresh_stat(int fd, struct stat* info) {
   info->st_mode = fresh.stx_mode;
   info->st_size = static_cast<off_t>(fresh.stx_size);
   info->st_ino = fresh.stx_ino;
+  info->st_nlink = fresh.stx_nlink;
   info->st_mtim = {fresh.stx_mtime.tv_sec, fresh.stx_mtime.tv_nsec};
   return 0;
 }
@@ -60,6 +62,19 @@ int open_retrying(const char* path, int flags, mode_t mode, int directory = AT_F
   do {
     fd = ::openat(directory, path, flags | O_CLOEXEC, mode);
   } while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+/// Opens a file below a directory that is open for reading: NFS then asks its server about the name, which it does not
+/// below O_PATH, the way for a directory that this user may enter but not list. \returns the descriptor; -1 with errno.
+int open_in(const std::string& directory, const std::string& name, int flags) {
+  int in = open_directory(directory);
+  if (in < 0 && errno == EACCES) in = open_retrying(directory.c_str(), O_PATH | O_DIRECTORY, 0);
+  if (in < 0) return -1;
+  const int fd = open_beneath(in, name, flags);
+  const int error = errno;
+  ::close(in);
+  errno = error;
   return fd;
 }
 
@@ -104,11 +119,16 @@ base::Result<File> File::open(const std::string& directory, const std::string& n
   if (is_url(directory)) return open_object(directory, name);
   File file;
   file.path_ = join(directory, name);
-  const int in = open_retrying(directory.c_str(), O_PATH | O_DIRECTORY, 0);
-  if (in < 0) return Status::storage("open", file.path_, "read", errno);
-  file.fd_ = open_beneath(in, name, O_RDONLY | (direct ? O_DIRECT : 0));
+  const int flags = O_RDONLY | (direct ? O_DIRECT : 0);
+  file.fd_ = open_in(directory, name, flags);
+  if (file.fd_ < 0 && (errno == ENOENT || errno == ESTALE)) {
+    const int error = errno;
+    if (look_anew(directory))
+      file.fd_ = open_in(directory, name, flags);
+    else
+      errno = error;
+  }
   const int error = errno;
-  ::close(in);
   if (file.fd_ < 0 && direct && error == EINVAL) return open(directory, name, false);
   if (file.fd_ < 0 && (error == ELOOP || error == EXDEV)) {
     return Status::make(base::Code::kCorrupt,
@@ -304,7 +324,8 @@ base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, i
   if (done < wanted) {
     return Status::make(
         base::Code::kCorrupt,
-        text("pread(", path_, ", offset=", offset, ", ", wanted, " bytes): file ends after ", done, " bytes"), path_);
+        text("pread(", path_, ", offset=", offset, ", ", wanted, " bytes): file ends after ", done, " bytes"), path_,
+        ENODATA);
   }
   return done;
 }
@@ -336,6 +357,11 @@ base::Result<base::FileVersion> File::version() const {
   version.mtime_ns = info.st_mtim.tv_sec * kNsPerSecond + info.st_mtim.tv_nsec;
   version.inode = info.st_ino;
   return version;
+}
+
+bool File::has_name() const {
+  struct stat info;
+  return fresh_stat(fd_, &info) == 0 && info.st_nlink > 0;
 }
 
 Status File::reserve(int64_t bytes) {

@@ -65,6 +65,8 @@ class File {
   base::Result<int64_t> size() const;
   /// Returns what another content of this file would not have.
   base::Result<base::FileVersion> version() const;
+  /// Whether nobody has removed the name of the file. Not for objects.
+  bool has_name() const;
   /// Reserves disk space behind the end, without changing the size. File systems that cannot reserve are only asked
   /// whether they have the space now. \returns kStorage with ENOSPC or EDQUOT if there is none.
   base::Status reserve(int64_t bytes);

@@ -48,9 +48,18 @@ bool has_lasting_inodes(const std::string& path) {
   return type.has_value() && std::find(std::begin(kMadeUp), std::end(kMadeUp), *type) == std::end(kMadeUp);
 }
 
+bool is_local(const std::string& path) {
+  constexpr unsigned long kXfs = 0x58465342, kZfs = 0x2fc12fc1, kF2fs = 0xf2f52010, kBcachefs = 0xca451a4e;
+  constexpr unsigned long kLocal[] = {
+      TMPFS_MAGIC, RAMFS_MAGIC, EXT4_SUPER_MAGIC, BTRFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, kXfs,
+      kZfs,        kF2fs,       kBcachefs};
+  const std::optional<unsigned long> type = type_of(path);
+  return type.has_value() && std::find(std::begin(kLocal), std::end(kLocal), *type) != std::end(kLocal);
+}
+
 bool is_in_user_space(int fd) {
-  return type_of([fd](struct statfs* about) { return ::fstatfs(fd, about); }) ==
-         static_cast<unsigned long>(FUSE_SUPER_MAGIC);
+  const std::optional<unsigned long> type = type_of([fd](struct statfs* about) { return ::fstatfs(fd, about); });
+  return !type.has_value() || type == static_cast<unsigned long>(FUSE_SUPER_MAGIC);
 }
 
 base::Result<bool> is_in_memory(const std::string& path, double io_timeout_s) {

@@ -18,7 +18,12 @@ base::Result<bool> is_in_memory(const std::string& path, double io_timeout_s);
 /// space and network shares of other systems make up numbers as they go. False if that cannot be found out.
 bool has_lasting_inodes(const std::string& path);
 
-/// Whether an open file is on a file system in user space (FUSE), which keeps data by descriptor and not by file.
+/// Whether `path` is on a file system of this machine alone, which shows every change at once. No for those of networks
+/// and in user space, and for any that is not known.
+bool is_local(const std::string& path);
+
+/// Whether an open file is on a file system in user space (FUSE), which keeps data by descriptor and not by file. True
+/// if that cannot be found out: only there may an open file be gone.
 bool is_in_user_space(int fd);
 
 /// \returns kStorage with ENOSPC if the file system of `path` says that it has less than `bytes` left for this user. A

@@ -65,7 +65,8 @@ int open_beneath_by_steps(int directory, const std::string& name, int flags) {
     const size_t slash = name.find('/', begin);
     const bool is_last = slash == std::string::npos;
     const std::string step = name.substr(begin, is_last ? slash : slash - begin);
-    const int next = open_at(at, step.empty() ? "." : step, is_last ? flags : O_PATH | O_DIRECTORY);
+    int next = open_at(at, step.empty() ? "." : step, is_last ? flags : O_RDONLY | O_DIRECTORY);
+    if (next < 0 && !is_last && errno == EACCES) next = open_at(at, step.empty() ? "." : step, O_PATH | O_DIRECTORY);
     const int error = errno;
     if (at != directory) ::close(at);
     errno = error;

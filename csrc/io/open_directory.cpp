@@ -46,7 +46,7 @@ OpenDirectory::~OpenDirectory() {
 }
 
 base::Result<OpenDirectory> OpenDirectory::open(const std::string& path) {
-  const int fd = ::open(path.c_str(), kFlags);
+  const int fd = open_directory(path);
   if (fd < 0) return Status::storage("open", path, "directory", errno);
   return OpenDirectory(fd, path);
 }

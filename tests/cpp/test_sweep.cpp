@@ -22,8 +22,13 @@ const std::string kDead = "__0_0.00000000deadbeef.distcp";
 const std::string kDeadToo = "__7_12.11111111deadbeef.distcp";
 const std::string kDeadTmp = ".metadata.dddddddddddddddddddddddddddddddd.tmp";
 
-SweepReport swept(const TempDir& dir, const std::string& own_tmp = "", const std::vector<std::string>& own_files = {}) {
-  return test::value_of(sweep(dir.path(), own_tmp, own_files));
+/// Sweeps for a save that begins, whose tmp is gone afterwards.
+SweepReport swept(const TempDir& dir, const std::vector<std::string>& own_files = {}) {
+  const std::string own_tmp = tmp_name(test::save_id_of(99));
+  test::write_all(dir / own_tmp, "");
+  const SweepReport report = test::value_of(sweep(dir.path(), own_tmp, own_files));
+  REQUIRE(::unlink((dir / own_tmp).c_str()) == 0);
+  return report;
 }
 
 TEST_CASE("sweep: takes the files and tmps of dead saves and leaves the checkpoint") {
@@ -47,11 +52,31 @@ TEST_CASE("sweep: takes what dead saves left where there never was a checkpoint"
 
 TEST_CASE("sweep: leaves the caller's own tmp and files") {
   const TempDir dir;
-  for (const std::string& name : {kDead, kDeadToo, kDeadTmp}) test::write_all(dir / name, "x");
-  const SweepReport report = swept(dir, kDeadTmp, {kDead});
+  for (const std::string& name : {kDead, kDeadToo}) test::write_all(dir / name, "x");
+  const SweepReport report = swept(dir, {kDead});
   CHECK(report.files_removed == 1);
   CHECK(report.tmps_removed == 0);
+  CHECK(dir.names() == std::vector<std::string>{kDead});
+}
+
+TEST_CASE("sweep: a save whose tmp another one removed deletes nothing, and hears of it") {
+  const TempDir dir;
+  for (const std::string& name : {kDead, kDeadTmp}) test::write_all(dir / name, "x");
+  EXPECT_FAILURE(kBusy, tmp_name(test::save_id_of(9)), sweep(dir.path(), tmp_name(test::save_id_of(9)), {}));
   CHECK(dir.names() == std::vector<std::string>{kDeadTmp, kDead});
+}
+
+TEST_CASE("sweep: a save that has committed takes no right away, and deletes nothing while another one has it") {
+  const TempDir dir;
+  const std::string file = test::save_checkpoint(dir.path(), 1, "content");
+  for (const std::string& name : {kDead, kDeadTmp}) test::write_all(dir / name, "x");
+  const SweepReport declined = test::value_of(sweep(dir.path(), "", {file}));
+  CHECK(test::contains(declined.declined, kDeadTmp));
+  CHECK(declined.files_removed == 0);
+  CHECK(dir.has(kDeadTmp));
+  REQUIRE(::unlink((dir / kDeadTmp).c_str()) == 0);
+  CHECK(test::value_of(sweep(dir.path(), "", {file})).files_removed == 1);
+  CHECK(dir.names() == std::vector<std::string>{".metadata", file});
 }
 
 TEST_CASE("sweep: deletes no data file while another save lives, but the tmps of dead ones") {

@@ -132,6 +132,7 @@ def refused_while_another_saves(path: str) -> None:
         "direct_io": True,
         "reserve_bytes": 0,
         "deadline_s": 60.0,
+        "visibility_timeout_s": 0.0,
         "io_timeout_s": 60.0,
     }
     own = _C.Commit(save_id=_C.draw_save_id(), rank=rank, **common)

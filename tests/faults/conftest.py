@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: fork servers of the installed package and of the build with failpoints, a small checkpoint, and a home."""
+"""Fixtures: a small checkpoint, a home, and what tests of faults share."""
 
 from __future__ import annotations
 
@@ -14,29 +14,6 @@ from support.fork_server import LIMIT_S, ForkServer, Meeting
 from support.saves import BOTH_RANKS, SaveRequest, names_in
 
 from faults.small import save_small
-
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "bytecheckpoint"
-FAILPOINT_BUILD = ROOT / "build" / "failpoints" / "lib"
-
-
-def is_same(file: Path) -> bool:
-    built = FAILPOINT_BUILD / file.relative_to(ROOT)
-    return built.exists() and built.read_bytes() == file.read_bytes()
-
-
-@pytest.fixture(scope="session")
-def failpoint_server() -> Iterator[ForkServer]:
-    if not (FAILPOINT_BUILD / "bytecheckpoint").is_dir():
-        pytest.skip(f"KILL TESTS NOT RUN: {FAILPOINT_BUILD} is missing; `make build/failpoints/.built` makes it")
-    stale = [str(file) for file in PACKAGE.rglob("*.py") if not is_same(file)]
-    if stale:
-        pytest.fail(f"{FAILPOINT_BUILD} is not of these sources; `make build/failpoints/.built` updates it: {stale}")
-    server = ForkServer(FAILPOINT_BUILD)
-    assert Path(server.info["file"]).is_relative_to(FAILPOINT_BUILD), server.info
-    assert server.info["failpoints"], "this build has no failpoints"
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pathlib import Path
 from support.fork_server import LIMIT_S
 from support.mounts import file_system_in_file, fuse_mounted, mounted
 
-__all__ = ["KINDS", "Ground"]
+__all__ = ["KINDS", "Ground", "Mount", "untested"]
 
 _SFTP_SERVER = "/usr/lib/openssh/sftp-server"
 
@@ -31,14 +31,14 @@ class Ground:
     views: tuple[Path, Path]
 
 
-_Mount = Callable[[contextlib.ExitStack, Path], tuple[Path, Path]]
+Mount = Callable[[contextlib.ExitStack, Path], tuple[Path, Path]]
 
 
-def _untested(kind: str) -> str:
+def untested(kind: str) -> str:
     return f"THE FILE SYSTEM {kind}"
 
 
-def _fuse(kind: str, *command: str) -> _Mount:
+def _fuse(kind: str, *command: str) -> Mount:
     """Returns what mounts a FUSE file system twice. ``{real}`` in the command is the storage, ``{at}`` the mount."""
 
     def mount(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
@@ -46,7 +46,7 @@ def _fuse(kind: str, *command: str) -> _Mount:
         views = root / "a", root / "b"
         for at in views:
             filled = [part.format(real=root / "real", at=at) for part in command]
-            stack.enter_context(fuse_mounted(at, *filled, untested=_untested(kind)))
+            stack.enter_context(fuse_mounted(at, *filled, untested=untested(kind)))
         return views
 
     return mount
@@ -62,7 +62,7 @@ def _sshfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
             server = subprocess.Popen([_SFTP_SERVER], stdin=theirs, stdout=theirs)
             stack.callback(server.wait, LIMIT_S)
             command = ("sshfs", "-f", "-o", "passive", f":{root}/real", str(at))
-            stack.enter_context(fuse_mounted(at, *command, untested=_untested("sshfs"), stdin=ours, stdout=ours))
+            stack.enter_context(fuse_mounted(at, *command, untested=untested("sshfs"), stdin=ours, stdout=ours))
     return views
 
 
@@ -77,29 +77,29 @@ def _gocryptfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
 
 def _overlayfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
     # An overlay cannot lie on another one, as the root of a container may be.
-    below = stack.enter_context(mounted(root / "disk", "-t", "tmpfs", "none", untested=_untested("overlayfs")))
+    below = stack.enter_context(mounted(root / "disk", "-t", "tmpfs", "none", untested=untested("overlayfs")))
     for name in ("lower", "upper", "work"):
         (below / name).mkdir()
     options = f"lowerdir={below}/lower,upperdir={below}/upper,workdir={below}/work"
     at = stack.enter_context(
-        mounted(root / "at", "-t", "overlay", "overlay", "-o", options, untested=_untested("overlayfs"))
+        mounted(root / "at", "-t", "overlay", "overlay", "-o", options, untested=untested("overlayfs"))
     )
     return at, at
 
 
-def _disk(kind: str, num_mib: int, *command: str) -> _Mount:
+def _disk(kind: str, num_mib: int, *command: str) -> Mount:
     """Returns what mounts a new disk in a file."""
 
     def mount(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
         image = root / "disk.img"
-        file_system_in_file(image, num_mib << 20, *command, untested=_untested(kind))
-        at = stack.enter_context(mounted(root / "at", "-t", kind, "-o", "loop", str(image), untested=_untested(kind)))
+        file_system_in_file(image, num_mib << 20, *command, untested=untested(kind))
+        at = stack.enter_context(mounted(root / "at", "-t", kind, "-o", "loop", str(image), untested=untested(kind)))
         return at, at
 
     return mount
 
 
-KINDS: dict[str, _Mount] = {
+KINDS: dict[str, Mount] = {
     "bindfs": _fuse("bindfs", "bindfs", "-f", "{real}", "{at}"),
     "bindfs, O_DIRECT forwarded": _fuse("bindfs", "bindfs", "-f", "--forward-odirect=512", "{real}", "{at}"),
     "mergerfs": _fuse("mergerfs", "mergerfs", "-f", "{real}", "{at}"),

@@ -14,9 +14,14 @@
  *   EMPTY   1: there is no checkpoint at first
  *   OVERWRITE  0: saves do not replace a checkpoint
  *   READER  1: somebody loads meanwhile
+ *   LATE    1: each save runs on a machine of its own, and the file system they share shows late what others have done.
+ *           A file is on the server once it was flushed; a sync of a file that somebody else removed creates it anew;
+ *           locks are not seen elsewhere; what is asked for by its name may be as it was at any time before. A listing
+ *           shows what is on the server when it begins, and so does what is asked for after it
  *   M_...   a mutation: the code as it must not be
  *
- * Left out: commit marks of single ranks, forked children, file systems that retry a rename by themselves.
+ * Left out: commit marks of single ranks, forked children, file systems that retry a rename by themselves. With LATE=1
+ * three saves at once are not sound: two that take each other's rights away may leave no trace of it to the third.
  */
 #ifndef SAVERS
 #define SAVERS 2
@@ -41,6 +46,9 @@
 #endif
 #ifndef READER
 #define READER 0
+#endif
+#ifndef LATE
+#define LATE 0
 #endif
 
 #define OLD SAVERS        /* the save that committed before all this */
@@ -76,6 +84,9 @@
 byte file[FILES];
 byte tmps;                /* of which saves `.metadata.{save id}.tmp` is there */
 byte holder[SAVERS];      /* 1 + who holds the lock of the tmp */
+#if LATE
+byte unflushed;           /* of which saves it is there on their own machine alone */
+#endif
 byte mark;                /* whose `.metadata` is there */
 byte marks;               /* whose it may be after power loss */
 byte renamed;             /* who has renamed */
@@ -201,9 +212,20 @@ end:
        :: d_step {
             STAGE_OF(k) == MAY ->
 write_file_created:
+#if LATE
+            file[k] = (file[k] & ~STAGE) | MADE;
+#else
             file[k] = (file[k] & ~STAGE) | MADE | SEEN;
+#endif
             x = k / RANKS; k = 0; sort_of(x)
           }
+#if LATE
+       :: d_step { /* flushed in the middle of it */
+            STAGE_OF(k) == MADE && !(file[k] & SEEN) ->
+            file[k] = file[k] | SEEN;
+            x = k / RANKS; k = 0; sort_of(x)
+          }
+#endif
        :: d_step {
             STAGE_OF(k) == MADE ->
             /* Nobody sees the difference between these before the rank hands in. Of its fsync of the directory only
@@ -215,6 +237,9 @@ write_data_done:
 write_file_cut:
 write_file_synced:
 write_files_synced:
+#if LATE
+            file[k] = file[k] | SEEN;
+#endif
 #if !defined(M_NO_RANK_DIRECTORY_SYNC)
             file[k] = file[k] | ON_DISK;
 #endif
@@ -247,7 +272,14 @@ write_directory_synced:
 #define SOME_TMP \
   if :: HAS(foreign, 0) -> t = 0 :: HAS(foreign, 1) -> t = 1 :: HAS(foreign, 2) -> t = 2 fi; foreign = foreign & ~BIT(t)
 #endif
+/* OTHERS: what a listing shows. SEEMS_THERE: the own tmp, asked for by its name. */
+#if LATE
+#define OTHERS(s) (tmps & ~unflushed & ~BIT(s))
+#define SEEMS_THERE(s) true
+#else
 #define OTHERS(s) (tmps & ~BIT(s))
+#define SEEMS_THERE(s) HAS(tmps, s)
+#endif
 #define IS_GOOD(f) (STAGE_OF(f) == GOOD)
 #define IS_THERE(f) (STAGE_OF(f) == GOOD && (file[f] & SEEN))
 #define IS_HERE(f) (file[f] & SEEN)
@@ -274,6 +306,9 @@ write_directory_synced:
  * who opened it before, and who could have asked for the lock a moment earlier. */
 inline give_back() {
   tmps = tmps & ~BIT(s);
+#if LATE
+  unflushed = unflushed & ~BIT(s);
+#endif
   if
   :: HOLDS(s, s) -> holder[s] = 0
   :: else
@@ -312,6 +347,9 @@ proctype Saver(byte s) {
   byte foreign;   /* tmps that are still to be looked at */
   byte t;         /* the one that is looked at */
   byte before;    /* whose marks ours replaced */
+#if LATE
+  byte found;     /* whose mark was there as it began */
+#endif
   bool committed; /* the sweep is the one after the commit */
   bool ended;     /* the watcher of _save_session.py has given the right back */
 #if defined(M_MARK_FIRST) || defined(M_LIST_LAST)
@@ -334,13 +372,22 @@ create:
     born == s && (OVERWRITE || mark == NONE) ->
     alone = (over == BORN);
     born++;
+#if LATE
+    unflushed = unflushed | BIT(s);
+#endif
     tmps = tmps | BIT(s)
   };
 #endif
-begin_tmp_created: /* LockFile::create: flock, then fstat. A sweep that took us for dead has removed the name. */
+begin_tmp_created: /* LockFile::create: flush, flock, then fstat. A sweep that took us for dead has removed the name. */
+#if LATE && !defined(M_NO_FLUSH)
+  if
+  :: unflushed = unflushed & ~BIT(s)
+  :: DIES
+  fi;
+#endif
   if
   :: atomic {
-       HAS(tmps, s) && IS_FREE(s) ->
+       SEEMS_THERE(s) && IS_FREE(s) ->
 #if LOCKS
        holder[s] = s + 1
 #endif
@@ -406,6 +453,19 @@ look_done:
   :: DIES
   fi;
 #endif
+#if LATE
+  if
+  :: found = mark
+  :: DIES
+  fi;
+#endif
+#if !defined(M_NO_OWN_LOOK) /* a listing after that must have the own tmp */
+  if
+  :: HAS(tmps, s)
+  :: atomic { !HAS(tmps, s) -> goto refused }
+  :: DIES
+  fi;
+#endif
 
 begin_looked:
 sweep: /* sweep.cpp. A listing is no snapshot: it may read the tmps before the data files, or after them. */
@@ -433,6 +493,14 @@ sweep: /* sweep.cpp. A listing is no snapshot: it may read the tmps before the d
 sweep_listed:
 #if defined(M_NO_KILL)
   atomic { foreign = 0; goto look_again };
+#endif
+#if !defined(M_COMMITTED_KILLS) /* takes rights away though no tmp of its own tells it to others */
+  atomic {
+    if
+    :: committed -> foreign = 0; goto look_again
+    :: else
+    fi
+  };
 #endif
 probe_next:
   if
@@ -471,7 +539,12 @@ look_again:
 #if !defined(M_NO_SECOND_LOOK) /* no look for tmps that could not be removed, or are new */
   if
   :: atomic { !IS_ANY(IS_LISTED) -> goto swept }
+#if !defined(M_NO_OWN_TMP) /* does not ask whether its own right was taken away */
+  :: atomic { IS_ANY(IS_LISTED) && !committed && !HAS(tmps, s) -> goto swept }
+  :: atomic { IS_ANY(IS_LISTED) && (committed || HAS(tmps, s)) -> foreign = (BIT(SAVERS) - 1) & ~BIT(s) }
+#else
   :: atomic { IS_ANY(IS_LISTED) -> foreign = (BIT(SAVERS) - 1) & ~BIT(s) }
+#endif
   :: DIES
   fi;
 again_next:
@@ -480,8 +553,8 @@ again_next:
        foreign != 0 ->
        SOME_TMP;
        if
-       :: HAS(tmps, t) -> MUST(NO_BLOCK, !ALONE(s)); t = 0; foreign = 0; goto swept /* declined */
-       :: !HAS(tmps, t) ->
+       :: HAS(OTHERS(s), t) -> MUST(NO_BLOCK, !ALONE(s)); t = 0; foreign = 0; goto swept /* declined */
+       :: !HAS(OTHERS(s), t) ->
           t = 0;
           if
           :: foreign != 0 -> goto again_next
@@ -520,6 +593,7 @@ sweep_directory_synced:
        d_step {
          x = k / RANKS;
          MUST(LIVE, !LIVES(x));
+         file[k] = file[k] & ~LISTED(s);
          unlink_file(k);
          k = 0
        };
@@ -575,9 +649,12 @@ commit_checked: /* Commit::commit: check_right, write_metadata, check_right */
   :: !ended
 #else
   :: atomic {
-       HAS(tmps, s) && !ended ->
+       SEEMS_THERE(s) && !ended ->
 commit_metadata_filled:
 commit_metadata_written:
+#if LATE
+       d_step { tmps = tmps | BIT(s); unflushed = unflushed & ~BIT(s) };
+#endif
 commit_metadata_synced:
        skip
      }
@@ -586,6 +663,23 @@ commit_metadata_synced:
   :: atomic { MUST(ONE_RIGHT, !HAS(renamed, s)); goto abort } /* the disk is full, or the deadline has passed */
   :: DIES
   fi;
+#if LATE && !defined(M_NO_LAST_LOOK) /* Commit::look_again: a listing, then what it is asked for */
+  if
+  :: foreign = OTHERS(s)
+  :: DIES
+  fi;
+  if
+  :: atomic { foreign != 0 -> MUST(NO_BLOCK, !ALONE(s)); foreign = 0; goto abort }
+  :: atomic { foreign == 0 && OF(IS_THERE) }
+  :: atomic { foreign == 0 && !OF(IS_THERE) -> MUST(NO_BLOCK, !ALONE(s) || ended); goto abort }
+  :: DIES
+  fi;
+  if
+  :: atomic { mark == found }
+  :: atomic { mark != found -> MUST(NO_BLOCK, !ALONE(s)); goto abort }
+  :: DIES
+  fi;
+#endif
 commit_decided:
   if /* Commit::rename_over_metadata */
   :: d_step {
@@ -685,6 +779,9 @@ dead: /* Its locks go with a process. */
       od;
       forget_listing();
       foreign = 0; t = 0; before = 0; committed = 0; ended = 0
+#if LATE
+      ; found = 0
+#endif
 #if defined(M_LIST_LAST) || defined(M_MARK_FIRST)
       ; read = 0
 #endif

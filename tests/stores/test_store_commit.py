@@ -36,11 +36,9 @@ from bytecheckpoint.errors import (
     SaveCancelledError,
     SaveFailedError,
     StorageError,
-    UnsupportedError,
 )
 from bytecheckpoint.object_store import commit, stores
 from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.stores import use_store
 from bytecheckpoint.training_state.stored import Stored
 
 NUMEL = 3_000_000  # of float32: two parts
@@ -236,7 +234,7 @@ def test_a_store_that_does_not_say_what_is_there(url: str, monkeypatch: pytest.M
     monkeypatch.setattr(commit.time, "sleep", lambda seconds: None)
     with monkeypatch.context() as patched:
         failing(patched, "put_if", 0, after=True)
-        patched.setattr(StoreClient, "get", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "no answer")))
+        patched.setattr(StoreClient, "get_with_meta", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "no answer")))
         with pytest.raises(StorageError, match="not known whether the save is committed"):
             save_state_dict(url, state(1))
     assert loaded(url) == 1
@@ -335,15 +333,6 @@ def test_a_save_that_is_cancelled(url: str, client: StoreClient) -> None:
     assert len(data_files(client)) == 1
 
 
-def test_a_store_without_conditions(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.EOPNOTSUPP, "not implemented")
-
-    monkeypatch.setattr(StoreClient, "put_if", refuse)
-    with pytest.raises(UnsupportedError, match="no conditional requests"):
-        save_state_dict(url, state(1))
-
-
 def test_the_sweep_leaves_what_may_be_being_written(
     url: str, client: StoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,16 +397,3 @@ def test_two_urls_in_two_threads(url: str) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-
-
-def test_a_store_that_ignores_conditions_is_a_warning(
-    url: str, client: StoreClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(StoreClient, "put_if", lambda self, name, data, replaces: self.put(name, data))
-    url = url.replace("memory://", "memory://ignoring-")
-    for step in (1, 2):
-        with pytest.warns(RuntimeWarning, match="ignores conditional requests"):
-            save_state_dict(url, state(step))
-        assert loaded(url) == step
-    names = use_store(url, Config()).names()
-    assert sorted(name.partition(".")[0] for name in names) == ["", "__0_0"]  # nothing of the question is left

@@ -30,6 +30,7 @@ class SeaweedFS:
 
     Attributes:
         options: The ``storage_options`` for this server.
+        filer: Address of the part that mounts connect to.
         pid: Id of its process.
     """
 
@@ -55,6 +56,7 @@ class SeaweedFS:
             "region": "us-east-1",
             "client_options": {"pool_max_idle_per_host": "0"},  # no connection outlives a test
         }
+        self.filer = f"127.0.0.1:{filer}"
         self.pid = self._process.pid
         try:
             self._wait_until_ready()

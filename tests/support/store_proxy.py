@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from support.ports import new_address
+
 __all__ = ["Fault", "Request", "StoreProxy"]
 
 _PIECE = 1 << 18
@@ -108,8 +110,9 @@ class StoreProxy:
         self._up, self._down = _Link(bytes_per_s), _Link(bytes_per_s)
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_PIECE))
-        self.endpoint = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        address = new_address()
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, address, 0, limit=_PIECE))
+        self.endpoint = f"http://{address}:{self._server.sockets[0].getsockname()[1]}"
         self._thread = threading.Thread(target=self._loop.run_forever, name="store-proxy", daemon=True)
         self._thread.start()
 

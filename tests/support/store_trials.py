@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.object_store import client as store_client
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.stores import use_store
 from support.campaign import IS_LONG
@@ -28,6 +29,7 @@ TINY, LARGE = 100, 5_000_000 if IS_LONG else 2_200_000  # of float32; they take 
 _IN_DOUBT = "not known whether the save is committed"
 _OPERATION = re.compile(r"[a-z]+\(s3://")
 _SECRET = re.compile(r"not-to-be-told|X-Amz-\w+=|uploadId=|Credential=")
+_BUCKET = "s3://checkpoints/any"
 _numbers = itertools.count()
 
 
@@ -154,9 +156,15 @@ class Store:
 
     @contextmanager
     def proxied(self, rule: Callable[[Request], Fault | None] | None = None) -> Iterator[tuple[StoreProxy, Config]]:
-        """Yields a proxy with its settings, and waits at the end for what is still on its way."""
+        """Yields a proxy with its settings, and waits at the end for what is still on its way.
+
+        Which conditions the store obeys is known: no request asks for it.
+        """
         with closing(StoreProxy(self.options["endpoint"], rule)) as proxy:
-            yield proxy, Config(storage_options={**self.options, "endpoint": proxy.endpoint})
+            config = Config(storage_options={**self.options, "endpoint": proxy.endpoint})
+            known = store_client._conditions.get()
+            known[use_store(_BUCKET, config)._bucket] = self.client(_BUCKET).conditions()
+            yield proxy, config
             proxy.wait_until_idle()
 
     def trial(self, operation: str, numel: int, at: int | None = None, kind: Kind | None = None) -> Trial:

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "csrc/base/status.h"
+
+// File systems of networks and in user space show late what another machine has created, replaced or removed: for
+// seconds, or until they are asked in the right way. What works everywhere that was tried (docs/guarantees.md) is to
+// list the directory, and the one above it where a name was missing, and then to open the file anew below a directory
+// that is open for reading.
+
+namespace bytecheckpoint::io {
+
+/// Lists a directory of a file system that may show changes late, so that it asks its server. No effect on local ones.
+void freshen(const std::string& directory);
+
+/// The same for a directory in which something was missing, and for those above it.
+/// \returns false, without having asked, on a local file system: what is missing there is missing.
+bool look_anew(const std::string& directory);
+
+/// Whether a failure is one of those that end when a change is seen: a missing name, a file that was replaced, and one
+/// that ends early.
+bool may_be_late(const base::Status& failure);
+
+/// Calls `ask` until it succeeds, fails for another reason, or `timeout_s` are over. It is asked once on a local file
+/// system, and at least twice on others. \returns the last outcome.
+template <class Ask>
+base::Status ask_until_seen(const std::string& directory, double timeout_s, const Ask& ask) {
+  constexpr std::chrono::milliseconds kFirstWait(5), kLongestWait(500);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+  base::Status outcome = ask();
+  for (auto wait = kFirstWait; may_be_late(outcome) && look_anew(directory); wait = std::min(2 * wait, kLongestWait)) {
+    outcome = ask();
+    if (!may_be_late(outcome) || std::chrono::steady_clock::now() + wait > until) break;
+    std::this_thread::sleep_for(wait);
+  }
+  return outcome;
+}
+
+}  // namespace bytecheckpoint::io

