@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import warnings
@@ -25,10 +26,12 @@ from bytecheckpoint.distributed.links import connect_star
 from bytecheckpoint.distributed.liveness import LivenessMonitor
 from bytecheckpoint.distributed.liveness_frames import Fate
 from bytecheckpoint.distributed.meeting import Meeting
+from bytecheckpoint.distributed.sent_data import SentData, own_sockets, plain_address
 from bytecheckpoint.errors import CheckpointError, ConfigError, OutOfStepError
 from bytecheckpoint.probes.of_torch import GROUPS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.place import name_own_address
 
 __all__ = [
     "between_ranks",
@@ -50,6 +53,9 @@ _LEFT_WITHIN_S = 2.0
 # Functions in which ranks wait for one another. An error in them that DCP does not hand to all ranks leaves the others
 # waiting.
 _EXCHANGES = ("_save_state_dict", "_load_state_dict", "between_ranks")
+
+# As in: Read error [::ffff:10.0.0.1]:4242: Connection timed out
+_GLOO_ADDRESS = re.compile(r"\[([0-9a-fA-F:.]+)\]:\d+")
 
 T = TypeVar("T")
 
@@ -81,16 +87,20 @@ def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float) -> dist.P
     call = ("new_group", "all ranks" if ranks is None else str(members))
     _meet(world, use, members, stall_timeout_s, call)
     name = unused_name(world, use)
+    sockets = own_sockets()
     made: Any = dist.new_group(backend="gloo") if ranks is None else _compat.new_gloo_group(members, name)
     group: dist.ProcessGroup = made
-    _begin_monitor(group, group, stall_timeout_s)
+    _begin_monitor(group, group, SentData.since(sockets), stall_timeout_s)
     return group
 
 
-def _begin_monitor(group: dist.ProcessGroup, parent: dist.ProcessGroup, stall_timeout_s: float) -> None:
+def _begin_monitor(group: dist.ProcessGroup, parent: dist.ProcessGroup, sent: SentData, stall_timeout_s: float) -> None:
     """Starts the liveness monitor of ``group``, which ends with ``parent``. Raises what ``watched_group`` does."""
     if group.size() > 1:
-        monitor = LivenessMonitor(group, parent, *connect_star(group), stall_timeout_s)
+        address = sent.own_address()
+        if address:
+            name_own_address(address)
+        monitor = LivenessMonitor(group, parent, *connect_star(group), sent, stall_timeout_s)
         with _lock:
             _monitors[group] = monitor
 
@@ -104,11 +114,12 @@ def _group_within(
     """
     members = dist.get_process_group_ranks(parent)
     _meet(parent, use, members, stall_timeout_s, call, is_over)
+    sockets = own_sockets()
     group = _compat.gloo_between(parent, unused_name(parent, use))
     with _lock:
         _ranks[group] = tuple(members)
     try:
-        _begin_monitor(group, parent, stall_timeout_s)
+        _begin_monitor(group, parent, SentData.since(sockets), stall_timeout_s)
     except CheckpointError as error:  # on all ranks
         warnings.warn(
             f"bytecheckpoint: {error}; the loss of a rank will be noticed at the timeout of the process group",
@@ -342,7 +353,7 @@ def calling(group: dist.ProcessGroup | None, what: str, path: str) -> Iterator[N
                 raise
             is_of_torch = isinstance(error, RuntimeError)
             if not (is_of_torch and monitor.wait_for_loss(_TOLD_WITHIN_S)):
-                monitor.give_up()
+                monitor.give_up(_cut_off_from(str(error)) if is_of_torch else "")
             if is_of_torch:
                 raise monitor.error(what, path) from error
             raise
@@ -354,6 +365,15 @@ def between_ranks(exchange: Callable[[], T]) -> T:
     ``calling`` finds this function in the traceback of an error, and then knows that other ranks may be waiting.
     """
     return exchange()
+
+
+def _cut_off_from(text: str) -> str:
+    """Returns the address in an error of gloo about a connection; "" if it has none."""
+    found = _GLOO_ADDRESS.search(text)
+    try:
+        return plain_address(found[1]) if found else ""
+    except ValueError:
+        return ""
 
 
 def _is_raised_between_ranks(traceback: TracebackType | None) -> bool:

@@ -14,6 +14,7 @@ import time
 import torch.distributed as dist
 
 from bytecheckpoint.distributed.collectives import all_gather, broadcast
+from bytecheckpoint.distributed.sent_data import is_loopback, plain_address
 from bytecheckpoint.errors import CheckpointError, sendable
 from bytecheckpoint.runtime.place import Place, name_own_address, own_place
 
@@ -79,13 +80,9 @@ def connect_star(group: dist.ProcessGroup) -> tuple[dict[int, socket.socket], li
 def _note_address(link: socket.socket) -> None:
     """Notes the address of this process in a connection to another machine."""
     with contextlib.suppress(OSError):
-        address = str(link.getsockname()[0]).removeprefix("::ffff:")
-        if not _is_loopback(address):
+        address = plain_address(str(link.getsockname()[0]))
+        if not own_place().address and not is_loopback(address):
             name_own_address(address)
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 def _listen(backlog: int) -> socket.socket:
@@ -114,7 +111,7 @@ def _own_addresses() -> list[str]:
             probe.connect((master, 9))  # sends nothing
             found.append(probe.getsockname()[0])
     found.append("127.0.0.1")
-    return sorted(dict.fromkeys(found), key=_is_loopback)
+    return sorted(dict.fromkeys(found), key=is_loopback)
 
 
 def _accept(listener: socket.socket, token: bytes, size: int, links: dict[int, socket.socket]) -> None:

@@ -9,10 +9,8 @@ call. Rank 0 tells all ranks; each then closes the connections of its group, whi
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
-import os
 import selectors
 import socket
 import threading
@@ -26,10 +24,20 @@ import torch.distributed as dist
 
 from bytecheckpoint.compat.frames import Running
 from bytecheckpoint.compat.private_names import close_connections, is_registered
-from bytecheckpoint.distributed.liveness_frames import FRAME, NO_ID, SECONDS, WORDS, Fate, Kind, Link, doing_to_bytes
+from bytecheckpoint.distributed.liveness_frames import (
+    FRAME,
+    NO_ID,
+    SECONDS,
+    Fate,
+    Kind,
+    Link,
+    doing_to_bytes,
+    in_words,
+)
+from bytecheckpoint.distributed.monitors_here import note
+from bytecheckpoint.distributed.sent_data import SentData, address_of_bytes, address_to_bytes
 from bytecheckpoint.distributed.waits import allow_leaving, leave_waits
 from bytecheckpoint.errors import RankLostError
-from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.live_calls import Doing, doing
 from bytecheckpoint.runtime.per_process import HomeProcess
 from bytecheckpoint.runtime.place import Place
@@ -58,6 +66,7 @@ class LivenessMonitor:
         parent: The monitor ends when this group is destroyed.
         links: Connections by rank: to all others on rank 0, to rank 0 on the others.
         places: Where each rank runs.
+        sent: What this rank sends to the others over the group.
         stall_timeout_s: The stall timeout that this rank wants; the smallest of all ranks counts.
 
     Attributes:
@@ -71,6 +80,7 @@ class LivenessMonitor:
         parent: dist.ProcessGroup,
         links: dict[int, socket.socket],
         places: Sequence[Place],
+        sent: SentData,
         stall_timeout_s: float,
     ) -> None:
         self.stall_timeout_s = stall_timeout_s
@@ -82,7 +92,9 @@ class LivenessMonitor:
         self._stall_timeouts_s = dict.fromkeys((self._rank, *links), stall_timeout_s)
         self._home = HomeProcess()
         self._lock = threading.Lock()
+        self._sent = sent
         self._lost: dict[int, Fate] = {}
+        self._towards: dict[int, str] = {}  # to which address lost ranks cannot send
         self._silent: set[int] = set()  # of which nothing is heard now, while somebody waits
         self._is_lost = threading.Event()
         self._has_told_peers = False
@@ -101,7 +113,7 @@ class LivenessMonitor:
         for end in (self._wakeup_pipe, self._clapper, *links.values()):
             end.setblocking(False)
         allow_leaving(group)
-        _note(self)
+        note(self)
         self._thread = threading.Thread(target=self._run, name="bytecheckpoint-watch", daemon=True)
         self._thread.start()
 
@@ -158,9 +170,16 @@ class LivenessMonitor:
         """Tells all that this rank has the right to commit ``save_id``. If it stops, the others take the right away."""
         self._say(Kind.HOLDS, 0, self._rank, bytes.fromhex(save_id))
 
-    def give_up(self) -> None:
-        """Tells all that this rank is out of step, so that nobody waits for it."""
-        self._lose(self._rank, Fate.GAVE_UP)
+    def give_up(self, cut_off_from: str = "") -> None:
+        """Tells all that this rank is out of step, so that nobody waits for it.
+
+        Args:
+            cut_off_from: Address of the ranks to which its connection has ended; "" for another reason.
+        """
+        if cut_off_from:
+            self._lose(self._rank, Fate.CUT_OFF, address_to_bytes(cut_off_from))
+        else:
+            self._lose(self._rank, Fate.GAVE_UP)
 
     def lose(self, fates: Mapping[int, Fate]) -> None:
         """Loses ranks that another monitor, of a group of the same ranks, has lost."""
@@ -215,8 +234,8 @@ class LivenessMonitor:
         """
         with self._lock:
             lost = sorted((self._lost if losses is None else losses).items())
-        words = {rank: WORDS[fate].format(self.stall_timeout_s) for rank, fate in lost}
-        ranks = {rank: f"{text} (on host {self.places[rank]})" for rank, text in words.items()}
+            towards = dict(self._towards)
+        ranks = in_words(lost, towards, self.places, self.stall_timeout_s)
         reasons = "; ".join(f"rank {rank} {text}" for rank, text in ranks.items()) or "a rank cannot be reached"
         return RankLostError(f"{what}({path}): {reasons}", ranks, path)
 
@@ -241,16 +260,24 @@ class LivenessMonitor:
             self._frames.append(FRAME.pack(kind, flag, rank, save_id))
         self._ring()
 
-    def _lose(self, rank: int, fate: Fate) -> None:
-        """Notes a loss, and tells the others. The thread of the monitor ends the waits. Any thread."""
+    def _lose(self, rank: int, fate: Fate, towards: bytes = NO_ID) -> None:
+        """Notes a loss, and tells the others. The thread of the monitor ends the waits. Any thread.
+
+        Args:
+            rank: Rank that is lost.
+            fate: What became of it.
+            towards: Address to which it cannot send.
+        """
         with self._lock:
             known = self._lost.get(rank)
             if known is not None and not (known == Fate.STOPPED and fate == Fate.DIED):
                 return
             self._lost[rank] = fate
+            if towards != NO_ID:
+                self._towards[rank] = address_of_bytes(towards)
             # This rank may hear of the loss only after it made a call fail; other ranks may hear of it before.
             self._has_told_peers = self._has_told_peers or time.monotonic() - self._failed_at < _HEARD_WITHIN_S
-        self._say(Kind.LOST, fate, rank)
+        self._say(Kind.LOST, fate, rank, towards)
 
     # Called by the thread of the monitor.
 
@@ -274,11 +301,13 @@ class LivenessMonitor:
                     # This process itself stood still, so what it has heard of others is too old to judge them.
                     for link in self._links.values():
                         link.heard = now
+                    self._sent.forget()
                 last_turn = now
                 in_call = self._is_in_call()
                 if now - last_beat >= beat or in_call != was_in_call:
                     self._say_alive(in_call)
                     last_beat, was_in_call = now, in_call
+                    self._judge_data(now)
                 self._judge(now, in_call)
                 self._send_frames()
                 if self._lost:
@@ -348,7 +377,7 @@ class LivenessMonitor:
         elif kind == Kind.FAREWELL:
             link.is_leaving = True
         elif kind == Kind.LOST:
-            self._lose(rank, Fate(flag))  # tells the others, too
+            self._lose(rank, Fate(flag), save_id)  # tells the others, too
         elif kind == Kind.HOLDS:
             with self._lock:
                 self._holder = (rank, save_id)
@@ -387,6 +416,14 @@ class LivenessMonitor:
             if is_silent and not self._is_lost.is_set():
                 self._lose(link.peer, Fate.ENDED if link.is_leaving else Fate.STOPPED)
 
+    def _judge_data(self, now: float) -> None:
+        """Notes that data of this rank do not move. A rank that is silent, too, is noticed before, and is to blame."""
+        if self._is_lost.is_set():
+            return
+        for address in self._sent.stuck(now, self.stall_timeout_s * (1 + 1 / _BEATS)):
+            if any(place.address == address for place in self.places):
+                self._lose(self._rank, Fate.NO_DATA, address_to_bytes(address))
+
     def _note_silence(self, rank: int, is_silent: bool) -> None:
         with self._lock:
             (self._silent.add if is_silent else self._silent.discard)(rank)
@@ -409,31 +446,3 @@ class LivenessMonitor:
         if group is not None:
             close_connections(group)
             leave_waits(group)
-
-
-_alive: weakref.WeakSet[LivenessMonitor] | None = None
-_noting = ForkSafeLock()
-_FAREWELL_S = 1.0
-
-
-def _note(monitor: LivenessMonitor) -> None:
-    """Lists ``monitor``, so that it is closed at the end of the process, and forgotten in forked children."""
-    global _alive
-    with _noting:
-        if _alive is None:
-            _alive = weakref.WeakSet()
-            atexit.register(_at_exit)
-            os.register_at_fork(after_in_child=_in_child)
-        _alive.add(monitor)
-
-
-def _at_exit() -> None:
-    for monitor in list(_alive or ()):
-        monitor.close(_FAREWELL_S)
-
-
-def _in_child() -> None:
-    for monitor in list(_alive or ()):
-        monitor.forget_in_child()
-    if _alive is not None:
-        _alive.clear()
