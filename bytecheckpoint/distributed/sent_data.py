@@ -21,9 +21,11 @@ from pathlib import Path
 __all__ = ["Sending", "SentData", "address_of_bytes", "address_to_bytes", "is_loopback", "own_sockets", "plain_address"]
 
 _FDS = Path("/proc/self/fd")
-# Of struct tcp_info of Linux: segments on their way, and bytes acknowledged since the beginning.
-_UNACKED = struct.Struct("<24xI")
+# Of struct tcp_info of Linux: the size of a segment, segments on their way, and bytes acknowledged since the beginning;
+# and from Linux 5.4 on bytes that wait to be sent, and how many the receiver has room for.
+_MSS_AND_UNACKED = struct.Struct("<16xI4xI")
 _BYTES_ACKED = struct.Struct("<120xQ")
+_NOT_SENT_AND_WINDOW = struct.Struct("<144xI80xI")
 _MOST_INFO_BYTES = 256
 
 
@@ -33,7 +35,7 @@ class Sending:
 
     Attributes:
         peer: Address of the other end.
-        is_on_its_way: Whether something was sent that is not acknowledged yet.
+        is_on_its_way: Whether something was sent that is not acknowledged yet, or should be on its way by now.
         bytes_acked: Bytes acknowledged since the connection began.
     """
 
@@ -70,7 +72,13 @@ def _ask(descriptor: int, inode: int) -> Sending | None:
         return None
     if len(info) < _BYTES_ACKED.size:
         return None
-    return Sending(peer, _UNACKED.unpack_from(info)[0] > 0, _BYTES_ACKED.unpack_from(info)[0])
+    segment_bytes, unacked = _MSS_AND_UNACKED.unpack_from(info)
+    is_held_back = False
+    if len(info) >= _NOT_SENT_AND_WINDOW.size and unacked == 0:
+        # A filter of this machine drops what TCP sends: it has room at the receiver, and still nothing is on its way.
+        not_sent, window = _NOT_SENT_AND_WINDOW.unpack_from(info)
+        is_held_back = not_sent > 0 and window >= segment_bytes
+    return Sending(peer, unacked > 0 or is_held_back, _BYTES_ACKED.unpack_from(info)[0])
 
 
 class SentData:
