@@ -260,6 +260,29 @@ def sendable(error: BaseException) -> BaseException:
     return RankError(name_and_text(error))
 
 
+_RAISED_ON = "raised on host "
+
+
+def note_host(error: BaseException, host: str) -> None:
+    """Notes on which host ``error`` was raised, unless it says so already, or is about ranks that it names itself."""
+    if not host_of(error) and not isinstance(error, (SaveFailedError, RankLostError, OutOfStepError)):
+        error.add_note(f"{_RAISED_ON}{host}")
+
+
+def host_of(error: BaseException) -> str:
+    """Returns the host on which ``error`` was raised, as ``note_host`` noted it; "" if it was raised on this one."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_RAISED_ON)]
+    return notes[0][len(_RAISED_ON) :] if notes else ""
+
+
+def texts_of_ranks(failures: Mapping[int, BaseException]) -> str:
+    """Returns the errors of ranks as one text, each with the rank, and with its host if that is another one."""
+    hosts = {rank: f" on {host}" if (host := host_of(error)) else "" for rank, error in failures.items()}
+    return "; ".join(
+        f"rank {rank}{hosts[rank]}: {type(error).__name__}: {error}" for rank, error in sorted(failures.items())
+    )
+
+
 def name_and_text(error: BaseException) -> str:
     """Returns the class and the text of an error, the text cut if it is long."""
     return f"{type(error).__module__}.{type(error).__qualname__}: {_text_of(error)[0]}"

@@ -47,7 +47,7 @@ def verify(
         if there are problems.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint.
+        CheckpointNotFoundError: There is no checkpoint, or it was removed during the check.
         UnsupportedError: The metadata are those of another tool, and we do not read them.
         CheckpointChangedError: A newer commit replaced the checkpoint during the check.
         StorageError: The directory or ``.metadata`` cannot be read.

@@ -10,11 +10,12 @@ from errno import ENOENT
 from pathlib import Path
 
 from bytecheckpoint.dcp._save_session import RankResult
-from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.errors import CheckpointChangedError, ConfigError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.sharing.choice import ReadPreferences
 
-__all__ = ["refuse_other_paths", "refuse_other_places"]
+__all__ = ["SavesSeen", "refuse_other_places"]
 
 # An error names no more ranks than this.
 _MOST_NAMED = 8
@@ -40,20 +41,54 @@ def refuse_other_places(path: str, results: Sequence[RankResult], coordinator: i
         raise _different("save", path, coordinator, {result.rank: result.path for result in others})
 
 
-def refuse_other_paths(path: str, paths: Mapping[int, str], coordinator: int) -> None:
-    """Refuses a load in which ranks read different saves, if they were given the paths of different places.
+class SavesSeen:
+    """The saves that the ranks of a load have found; the coordinator keeps them for the next attempt of the load."""
 
-    Args:
-        path: Path of the coordinator.
-        paths: Path of each rank.
-        coordinator: Number of the coordinator.
+    def __init__(self) -> None:
+        self._before: list[str] = []
 
-    Raises:
-        ConfigError: The paths differ. The message names them.
-    """  # noqa: DOC501
-    others = {rank: other for rank, other in paths.items() if not _is_same_here(path, other)}
-    if others:
-        raise _different("load", path, coordinator, others)
+    def refuse_others(self, path: str, preferences: Sequence[ReadPreferences | None], coordinator: int) -> None:
+        """Refuses a load in which ranks read different saves.
+
+        A newer commit that came while the ranks opened the checkpoint explains that once. If the ranks find the very
+        same saves again, they do not see one storage.
+
+        Args:
+            path: Path of the coordinator.
+            preferences: What each rank said; None for a rank that said nothing.
+            coordinator: Number of the coordinator.
+
+        Raises:
+            CheckpointChangedError: The ranks read different saves for the first time.
+            ConfigError: They were given the paths of different places, or read the same different saves as before.
+        """  # noqa: DOC501
+        saves = [str(said and said.save) for said in preferences]
+        before, self._before = self._before, saves
+        if len({*saves}) == 1:
+            return
+        others = {
+            rank: said.path for rank, said in enumerate(preferences) if said and not _is_same_here(path, said.path)
+        }
+        if others:
+            raise _different("load", path, coordinator, others)
+        ranks_of: dict[tuple[str, str], list[str]] = {}
+        for rank, said in enumerate(preferences):
+            host = str(said.place) if said and said.place else "an unknown host"
+            ranks_of.setdefault((saves[rank], host), []).append(str(rank))
+        texts = [f"save {save} on rank {listed(ranks)} on {host}" for (save, host), ranks in ranks_of.items()]
+        found = f"load({path}): the ranks find different saves there: {listed(texts, _MOST_NAMED)}"
+        if saves == before:
+            raise ConfigError(
+                f"{found}, and did so when they looked again: the path is not shared between the ranks, or the file "
+                "system shows some of them an old state for long. Put the checkpoint where all machines see the same "
+                "files, and load it with the same path on all ranks",
+                path,
+            )
+        raise CheckpointChangedError(
+            f"{found}: a newer commit came in between, or the path is not shared between the ranks. Load again; if the "
+            "error says the same saves then, put the checkpoint where all machines see the same files",
+            path,
+        )
 
 
 def _different(what: str, path: str, coordinator: int, others: Mapping[int, str]) -> ConfigError:

@@ -13,7 +13,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.dcp._places import refuse_other_places
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession
 from bytecheckpoint.distributed.call_order import check_in_step
-from bytecheckpoint.errors import SaveFailedError, StorageError, sendable
+from bytecheckpoint.errors import SaveFailedError, StorageError, sendable, texts_of_ranks
 from bytecheckpoint.object_store.urls import is_store_url
 
 __all__ = ["check_handed_in", "explaining_unseen", "save_failed", "to_hand_in"]
@@ -57,8 +57,7 @@ def _check_right(session: SaveSession) -> None:
 
 def save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedError:
     """Returns the error that all ranks raise, made from the errors of the ranks that failed."""
-    reasons = "; ".join(f"rank {rank}: {type(error).__name__}: {error}" for rank, error in sorted(failed.items()))
-    return SaveFailedError(f"save({path}) failed and was undone: {reasons}", failed)
+    return SaveFailedError(f"save({path}) failed and was undone: {texts_of_ranks(failed)}", failed)
 
 
 @contextmanager

@@ -200,7 +200,7 @@ class CallContext:
         peers = self.peers
         monitor = None if peers is None else monitor_of(peers.group)
         if monitor is not None and self.call is not None:
-            trace.ask_elsewhere(monitor.doing)
+            trace.ask_elsewhere(monitor.doing, monitor.places)
             monitor.note_call(self.call, on_loss)
         return monitor
 

@@ -29,7 +29,7 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.agreement import all_together
 from bytecheckpoint.distributed.call_order import CallOrder, in_turn
 from bytecheckpoint.distributed.groups import calling
-from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError
+from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError, texts_of_ranks
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.staging.staged_state import StagingTime, staging_of
@@ -261,7 +261,7 @@ def _typed(exception: CheckpointException) -> BaseException:
             return reason  # Ctrl-C, SystemExit
     if isinstance(only, CheckpointError):
         return only
-    texts = "; ".join(f"rank {rank}: {type(reason).__name__}: {reason}" for rank, reason in sorted(failures.items()))
+    texts = texts_of_ranks(failures)
     kinds = {type(reason) for reason in failures.values()}
     first = failures[min(failures)] if failures else exception
     if len(kinds) == 1 and isinstance(first, CheckpointError):

@@ -31,12 +31,12 @@ from bytecheckpoint.dcp._failed_metadata import FailedMetadata, typed
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._loaded_keys import LoadedKeys, asked_by, planned_view
 from bytecheckpoint.dcp._mesh import mesh_of
-from bytecheckpoint.dcp._places import refuse_other_paths
+from bytecheckpoint.dcp._places import SavesSeen
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import is_meant_to_fill
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
-from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, CheckpointNotFoundError, sendable
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, sendable
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
 from bytecheckpoint.object_store.urls import is_known_store, is_store_url
@@ -120,6 +120,7 @@ class BcpReader(StorageReader):
         self.load_id = str(uuid.uuid4())
         self._hold: Hold | None = None
         self._call = CallContext()  # the load that began last
+        self._saves_seen = SavesSeen()
         self._has_begun = False  # `read_metadata` began the load; a caller may also keep metadata for later loads
         self._forget()
 
@@ -290,18 +291,12 @@ class BcpReader(StorageReader):
 
         Raises:
             CheckpointChangedError: A newer commit came while the ranks opened the checkpoint.
-            ConfigError: Ranks were given different paths.
+            ConfigError: Ranks were given different paths, or do not see the same files there.
         """
         self._phases.trace.mark("heard_ns")
-        ids = sorted({str(getattr(plan.storage_data, "save", None)) for plan in plans})
-        if len(ids) > 1:
-            paths = {rank: getattr(plan.storage_data, "path", str(self.path)) for rank, plan in enumerate(plans)}
-            refuse_other_paths(str(self.path), paths, self._number)
-            raise CheckpointChangedError(
-                f"load({self.path}): ranks read different saves ({', '.join(ids)}): a newer commit came in between",
-                str(self.path),
-            )
-        intents = [plan.storage_data for plan in plans if isinstance(plan.storage_data, ReadPreferences)]
+        said = [plan.storage_data if isinstance(plan.storage_data, ReadPreferences) else None for plan in plans]
+        self._saves_seen.refuse_others(str(self.path), said, self._number)
+        intents = [of_rank for of_rank in said if of_rank is not None]
         if self._rank is None and len(intents) == len(plans):
             self._keys.compare(str(self.path), self._opened(), [intent.asked for intent in intents])
         chosen = choose_reading(plans)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,11 +24,14 @@ from bytecheckpoint.distributed.channel import next_name, unused_name
 from bytecheckpoint.distributed.launch import refuse_unaware_rank
 from bytecheckpoint.distributed.links import connect_star
 from bytecheckpoint.distributed.liveness import LivenessMonitor
+from bytecheckpoint.distributed.liveness_frames import Fate
 from bytecheckpoint.distributed.meeting import Meeting
+from bytecheckpoint.distributed.sent_data import SentData, own_sockets, plain_address
 from bytecheckpoint.errors import CheckpointError, ConfigError, OutOfStepError
 from bytecheckpoint.probes.of_torch import GROUPS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.place import name_own_address
 
 __all__ = [
     "between_ranks",
@@ -44,9 +49,13 @@ __all__ = [
 _TOLD_WITHIN_S = 5.0
 _LOOK_S = 0.1
 _FAREWELL_S = 5.0
+_LEFT_WITHIN_S = 2.0
 # Functions in which ranks wait for one another. An error in them that DCP does not hand to all ranks leaves the others
 # waiting.
 _EXCHANGES = ("_save_state_dict", "_load_state_dict", "between_ranks")
+
+# As in: Read error [::ffff:10.0.0.1]:4242: Connection timed out
+_GLOO_ADDRESS = re.compile(r"\[([0-9a-fA-F:.]+)\]:\d+")
 
 T = TypeVar("T")
 
@@ -75,33 +84,42 @@ def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float) -> dist.P
         raise ConfigError("new_group: there is no default process group; call init_process_group first")
     members = sorted(range(world.size()) if ranks is None else ranks)
     use = "of all" if ranks is None else f"of {members}"
-    _meet(world, use, members, stall_timeout_s, ("new_group", "all ranks" if ranks is None else str(members)))
+    call = ("new_group", "all ranks" if ranks is None else str(members))
+    _meet(world, use, members, stall_timeout_s, call)
     name = unused_name(world, use)
+    sockets = own_sockets()
     made: Any = dist.new_group(backend="gloo") if ranks is None else _compat.new_gloo_group(members, name)
     group: dist.ProcessGroup = made
-    _begin_monitor(group, group, stall_timeout_s)
+    _begin_monitor(group, group, SentData.since(sockets), stall_timeout_s)
     return group
 
 
-def _begin_monitor(group: dist.ProcessGroup, parent: dist.ProcessGroup, stall_timeout_s: float) -> None:
+def _begin_monitor(group: dist.ProcessGroup, parent: dist.ProcessGroup, sent: SentData, stall_timeout_s: float) -> None:
     """Starts the liveness monitor of ``group``, which ends with ``parent``. Raises what ``watched_group`` does."""
     if group.size() > 1:
-        monitor = LivenessMonitor(group, parent, connect_star(group), stall_timeout_s)
+        address = sent.own_address()
+        if address:
+            name_own_address(address)
+        monitor = LivenessMonitor(group, parent, *connect_star(group), sent, stall_timeout_s)
         with _lock:
             _monitors[group] = monitor
 
 
 def _group_within(
-    parent: dist.ProcessGroup, use: str, stall_timeout_s: float, call: tuple[str, str]
+    parent: dist.ProcessGroup, use: str, stall_timeout_s: float, call: tuple[str, str], is_over: threading.Event
 ) -> dist.ProcessGroup:
-    """Makes a group of the ranks of ``parent``. It has a liveness monitor if they can connect; else it warns."""
+    """Makes a group of the ranks of ``parent``. It has a liveness monitor if they can connect; else it warns.
+
+    Once ``is_over`` is set, it waits no longer for ranks that have not come.
+    """
     members = dist.get_process_group_ranks(parent)
-    _meet(parent, use, members, stall_timeout_s, call)
+    _meet(parent, use, members, stall_timeout_s, call, is_over)
+    sockets = own_sockets()
     group = _compat.gloo_between(parent, unused_name(parent, use))
     with _lock:
         _ranks[group] = tuple(members)
     try:
-        _begin_monitor(group, parent, stall_timeout_s)
+        _begin_monitor(group, parent, SentData.since(sockets), stall_timeout_s)
     except CheckpointError as error:  # on all ranks
         warnings.warn(
             f"bytecheckpoint: {error}; the loss of a rank will be noticed at the timeout of the process group",
@@ -112,7 +130,12 @@ def _group_within(
 
 
 def _meet(
-    parent: dist.ProcessGroup, use: str, members: Sequence[int], stall_timeout_s: float, call: tuple[str, str]
+    parent: dist.ProcessGroup,
+    use: str,
+    members: Sequence[int],
+    stall_timeout_s: float,
+    call: tuple[str, str],
+    is_over: threading.Event | None = None,
 ) -> None:
     """Waits until all ``members``, global ranks of ``parent``, have come to make a group. See ``Meeting``."""
     if len(members) < 2:
@@ -128,7 +151,7 @@ def _meet(
         return any(_compat.has_lost(group, ranks.index(rank)) for group, ranks in gloo[:1])
 
     name, rank = next_name(parent, use), members.index(dist.get_rank())
-    meeting = Meeting(_compat.default_store(), name, parent.group_name, members, rank, call, is_cut_off)
+    meeting = Meeting(_compat.default_store(), name, parent.group_name, members, rank, call, is_cut_off, is_over)
     meeting.wait(stall_timeout_s, dist.distributed_c10d.default_pg_timeout.total_seconds())
 
 
@@ -205,13 +228,14 @@ def own_group(
     own = others.pop(use, None)
     monitor = monitor_of(own)
     # A loss makes one call fail on each rank, also on a rank that was in no call when it happened, or that is itself
-    # the rank that stopped. Only calls after that one make a new group. If a rank has died, no new group is made, and
-    # every call fails.
+    # the rank that stopped. Only calls after that one make a new group, for which a rank that stopped must be heard
+    # again. If a rank has died, no new group is made, and every call fails.
     if own is None or (monitor is not None and monitor.has_told_peers and not monitor.is_final):
-        monitors = (monitor_of(other) for other in (parent, *others.values()))
-        beside = (other for other in monitors if other is not None and (other.is_final or not other.has_told_peers))
+        watching = [it for it in (given, monitor, *map(monitor_of, others.values())) if it is not None]
         try:
-            own = _made_beside(next(beside, None), lambda: _group_within(parent, use, stall_timeout_s, call), call)
+            own = _made_beside(
+                watching, lambda is_over: _group_within(parent, use, stall_timeout_s, call, is_over), call
+            )
         except OutOfStepError:  # of ranks that did not meet: the same call may be made later
             take_back_turn()
             raise
@@ -250,43 +274,62 @@ def destroy_own_groups(group: dist.ProcessGroup) -> None:
 
 
 def _made_beside(
-    monitor: LivenessMonitor | None, make: Callable[[], dist.ProcessGroup], call: tuple[str, str]
+    monitors: Sequence[LivenessMonitor], make: Callable[[threading.Event], dist.ProcessGroup], call: tuple[str, str]
 ) -> dist.ProcessGroup:
     """Returns the group that ``make`` makes.
 
-    Raises:
-        RankLostError: ``monitor``, of another group of the same ranks, noticed the loss of a rank before.
-    """
-    if monitor is None:
-        return make()
-    made: Future[dist.ProcessGroup] = Future()
+    Args:
+        monitors: Of other groups of the same ranks. Some may have lost ranks before.
+        make: Called in another thread. It leaves when the event is set that it gets.
+        call: What is being done, and its path, for errors.
 
-    def pass_on(group: dist.ProcessGroup) -> None:
+    Raises:
+        RankLostError: One of ``monitors`` notices the loss of a rank, or has done so and no call of this rank has
+            failed for that yet, or a rank that has stopped is not heard again within the stall timeout.
+    """
+    if not monitors:
+        return make(threading.Event())
+    made: Future[dist.ProcessGroup] = Future()
+    is_over = threading.Event()
+    lost: dict[int, Fate] = {}  # complete once `is_over` is set
+    watching = [(monitor, monitor.has_told_peers) for monitor in monitors]
+    begin = time.monotonic()
+
+    def loss() -> tuple[LivenessMonitor, dict[int, Fate]] | None:
+        waited = time.monotonic() - begin
+        return next(((it, noticed) for it, is_told in watching if (noticed := it.losses(is_told, waited))), None)
+
+    def pass_on() -> None:
         """Tells the loss to the ranks for which ``make`` succeeded, such as one that had stopped and came after all."""
-        fresh = monitor_of(group)
+        fresh = monitor_of(made.result())
         if fresh is not None:
-            fresh.lose_as(monitor)
+            fresh.lose(lost)
 
     def work() -> None:
         try:
-            group = make()
-            made.set_result(group)
+            made.set_result(make(is_over))
         except BaseException as error:
             made.set_exception(error)
             return
-        if monitor.is_lost:
-            pass_on(group)
+        if is_over.is_set():
+            pass_on()
 
-    with monitor.in_call():
+    with ExitStack() as calls:
+        for monitor in monitors:
+            calls.enter_context(monitor.in_call())
         # Nothing can end a wait for ranks that do not come. So a thread waits for them, until the timeout of the group.
         threading.Thread(target=work, name="bytecheckpoint-new-group", daemon=True).start()
-        while not wait([made], _LOOK_S).done and not monitor.is_lost:
-            pass
-        if monitor.is_lost:
-            if made.done() and made.exception() is None:
-                pass_on(made.result())
-            raise monitor.error(*call)
-    return made.result()
+        while (noticed := loss()) is None:
+            if wait([made], _LOOK_S).done:
+                return made.result()
+        monitor, losses = noticed
+        lost.update(losses)
+        is_over.set()
+        # The next call must not come to the same meeting before this one has left it.
+        wait([made], _LEFT_WITHIN_S)
+        if made.done() and made.exception() is None:
+            pass_on()
+        raise monitor.error(*call, lost)
 
 
 @contextmanager
@@ -310,7 +353,7 @@ def calling(group: dist.ProcessGroup | None, what: str, path: str) -> Iterator[N
                 raise
             is_of_torch = isinstance(error, RuntimeError)
             if not (is_of_torch and monitor.wait_for_loss(_TOLD_WITHIN_S)):
-                monitor.give_up()
+                monitor.give_up(_cut_off_from(str(error)) if is_of_torch else "")
             if is_of_torch:
                 raise monitor.error(what, path) from error
             raise
@@ -322,6 +365,15 @@ def between_ranks(exchange: Callable[[], T]) -> T:
     ``calling`` finds this function in the traceback of an error, and then knows that other ranks may be waiting.
     """
     return exchange()
+
+
+def _cut_off_from(text: str) -> str:
+    """Returns the address in an error of gloo about a connection; "" if it has none."""
+    found = _GLOO_ADDRESS.search(text)
+    try:
+        return plain_address(found[1]) if found else ""
+    except ValueError:
+        return ""
 
 
 def _is_raised_between_ranks(traceback: TracebackType | None) -> bool:

@@ -14,7 +14,9 @@ import time
 import torch.distributed as dist
 
 from bytecheckpoint.distributed.collectives import all_gather, broadcast
+from bytecheckpoint.distributed.sent_data import is_loopback, plain_address
 from bytecheckpoint.errors import CheckpointError, sendable
+from bytecheckpoint.runtime.place import Place, name_own_address, own_place
 
 __all__ = ["connect_star"]
 
@@ -27,14 +29,15 @@ _ONE_ADDRESS_S = 5.0
 _SIOCGIFADDR = 0x8915
 
 
-def connect_star(group: dist.ProcessGroup) -> dict[int, socket.socket]:
+def connect_star(group: dist.ProcessGroup) -> tuple[dict[int, socket.socket], list[Place]]:
     """Connects rank 0 of ``group`` with each other rank. Collective over ``group``.
 
     It does not use the sockets of the group: gloo cannot tell whether a peer is still there without waiting for it, and
     a wait that reaches its timeout ends the whole group.
 
     Returns:
-        On rank 0 the connections to all others, by rank; on the others the connection to rank 0.
+        On rank 0 the connections to all others, by rank; on the others the connection to rank 0. And where each rank
+        runs, by rank.
 
     Raises:
         CheckpointError: Some rank cannot reach rank 0; raised on all ranks.
@@ -61,13 +64,25 @@ def connect_star(group: dist.ProcessGroup) -> dict[int, socket.socket]:
     finally:
         if listener is not None:
             listener.close()
-    failures = all_gather(group, None if failure is None else sendable(failure))
-    said = [f"rank {rank}: {error}" for rank, error in enumerate(failures) if error is not None]
+    for link in links.values():
+        _note_address(link)
+    heard = all_gather(group, (None if failure is None else sendable(failure), own_place()))
+    said = [f"rank {rank} on {place}: {error}" for rank, (error, place) in enumerate(heard) if error is not None]
     if said:
         for link in links.values():
             link.close()
-        raise CheckpointError(f"ranks cannot connect to rank 0 of their process group: {'; '.join(said)}")
-    return links
+        raise CheckpointError(
+            f"ranks cannot connect to rank 0 of their process group, on {heard[0][1]}: {'; '.join(said)}"
+        )
+    return links, [place for _, place in heard]
+
+
+def _note_address(link: socket.socket) -> None:
+    """Notes the address of this process in a connection to another machine."""
+    with contextlib.suppress(OSError):
+        address = plain_address(str(link.getsockname()[0]))
+        if not own_place().address and not is_loopback(address):
+            name_own_address(address)
 
 
 def _listen(backlog: int) -> socket.socket:
@@ -96,7 +111,7 @@ def _own_addresses() -> list[str]:
             probe.connect((master, 9))  # sends nothing
             found.append(probe.getsockname()[0])
     found.append("127.0.0.1")
-    return sorted(dict.fromkeys(found), key=lambda address: address.startswith("127.") or address == "::1")
+    return sorted(dict.fromkeys(found), key=is_loopback)
 
 
 def _accept(listener: socket.socket, token: bytes, size: int, links: dict[int, socket.socket]) -> None:

@@ -9,16 +9,14 @@ call. Rank 0 tells all ranks; each then closes the connections of its group, whi
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
-import os
 import selectors
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -26,12 +24,23 @@ import torch.distributed as dist
 
 from bytecheckpoint.compat.frames import Running
 from bytecheckpoint.compat.private_names import close_connections, is_registered
-from bytecheckpoint.distributed.liveness_frames import FRAME, NO_ID, SECONDS, WORDS, Fate, Kind, Link, doing_to_bytes
+from bytecheckpoint.distributed.liveness_frames import (
+    FRAME,
+    NO_ID,
+    SECONDS,
+    Fate,
+    Kind,
+    Link,
+    doing_to_bytes,
+    in_words,
+)
+from bytecheckpoint.distributed.monitors_here import note
+from bytecheckpoint.distributed.sent_data import SentData, address_of_bytes, address_to_bytes
 from bytecheckpoint.distributed.waits import allow_leaving, leave_waits
 from bytecheckpoint.errors import RankLostError
-from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.live_calls import Doing, doing
 from bytecheckpoint.runtime.per_process import HomeProcess
+from bytecheckpoint.runtime.place import Place
 
 __all__ = ["LivenessMonitor", "OnLoss"]
 
@@ -56,10 +65,13 @@ class LivenessMonitor:
         group: The group whose ranks are watched.
         parent: The monitor ends when this group is destroyed.
         links: Connections by rank: to all others on rank 0, to rank 0 on the others.
+        places: Where each rank runs.
+        sent: What this rank sends to the others over the group.
         stall_timeout_s: The stall timeout that this rank wants; the smallest of all ranks counts.
 
     Attributes:
         stall_timeout_s: The stall timeout that counts now, as far as this rank has heard.
+        places: Where each rank runs.
     """
 
     def __init__(
@@ -67,17 +79,23 @@ class LivenessMonitor:
         group: dist.ProcessGroup,
         parent: dist.ProcessGroup,
         links: dict[int, socket.socket],
+        places: Sequence[Place],
+        sent: SentData,
         stall_timeout_s: float,
     ) -> None:
         self.stall_timeout_s = stall_timeout_s
         self._stalls_since = -math.inf  # when it last changed
         self._group, self._parent = weakref.ref(group), weakref.ref(parent)
         self._rank = group.rank()
+        self.places = tuple(places)
         # On rank 0 of all ranks, elsewhere of this one and rank 0. A rank that wants another one says so at once.
         self._stall_timeouts_s = dict.fromkeys((self._rank, *links), stall_timeout_s)
         self._home = HomeProcess()
         self._lock = threading.Lock()
+        self._sent = sent
         self._lost: dict[int, Fate] = {}
+        self._towards: dict[int, str] = {}  # to which address lost ranks cannot send
+        self._silent: set[int] = set()  # of which nothing is heard now, while somebody waits
         self._is_lost = threading.Event()
         self._has_told_peers = False
         self._failed_at = -math.inf  # when the last failed call of this rank ended
@@ -95,7 +113,7 @@ class LivenessMonitor:
         for end in (self._wakeup_pipe, self._clapper, *links.values()):
             end.setblocking(False)
         allow_leaving(group)
-        _note(self)
+        note(self)
         self._thread = threading.Thread(target=self._run, name="bytecheckpoint-watch", daemon=True)
         self._thread.start()
 
@@ -152,15 +170,20 @@ class LivenessMonitor:
         """Tells all that this rank has the right to commit ``save_id``. If it stops, the others take the right away."""
         self._say(Kind.HOLDS, 0, self._rank, bytes.fromhex(save_id))
 
-    def give_up(self) -> None:
-        """Tells all that this rank is out of step, so that nobody waits for it."""
-        self._lose(self._rank, Fate.GAVE_UP)
+    def give_up(self, cut_off_from: str = "") -> None:
+        """Tells all that this rank is out of step, so that nobody waits for it.
 
-    def lose_as(self, other: LivenessMonitor) -> None:
-        """Loses the ranks that ``other``, the monitor of a group of the same ranks, has lost."""
-        with other._lock:
-            lost = dict(other._lost)
-        for rank, fate in lost.items():
+        Args:
+            cut_off_from: Address of the ranks to which its connection has ended; "" for another reason.
+        """
+        if cut_off_from:
+            self._lose(self._rank, Fate.CUT_OFF, address_to_bytes(cut_off_from))
+        else:
+            self._lose(self._rank, Fate.GAVE_UP)
+
+    def lose(self, fates: Mapping[int, Fate]) -> None:
+        """Loses ranks that another monitor, of a group of the same ranks, has lost."""
+        for rank, fate in fates.items():
             self._lose(rank, fate)
 
     def wait_for_loss(self, timeout_s: float) -> bool:
@@ -188,11 +211,31 @@ class LivenessMonitor:
         with self._lock:
             return Fate.DIED in self._lost.values()
 
-    def error(self, what: str, path: str) -> RankLostError:
-        """Returns the error to raise on this rank; ``what`` and ``path`` say what was being done."""
+    def losses(self, is_told: bool, waited_s: float) -> dict[int, Fate]:
+        """Returns why the ranks cannot make a new group, by rank; nothing if nothing speaks against it yet.
+
+        Args:
+            is_told: Whether a call of this rank has failed because of the losses. A rank that has stopped may have gone
+                on since. So it counts only if it stays silent for the stall timeout.
+            waited_s: How long this call has waited, in seconds.
+        """
         with self._lock:
-            lost = dict(sorted(self._lost.items()))
-        ranks = {rank: WORDS[fate].format(self.stall_timeout_s) for rank, fate in lost.items()}
+            if not is_told or Fate.DIED in self._lost.values():
+                return dict(self._lost)
+            return dict.fromkeys(self._silent if waited_s > self.stall_timeout_s else (), Fate.STOPPED)
+
+    def error(self, what: str, path: str, losses: Mapping[int, Fate] | None = None) -> RankLostError:
+        """Returns the error to raise on this rank.
+
+        Args:
+            what: What was being done.
+            path: Path of it.
+            losses: What became of the lost ranks; None for what this monitor has noticed.
+        """
+        with self._lock:
+            lost = sorted((self._lost if losses is None else losses).items())
+            towards = dict(self._towards)
+        ranks = in_words(lost, towards, self.places, self.stall_timeout_s)
         reasons = "; ".join(f"rank {rank} {text}" for rank, text in ranks.items()) or "a rank cannot be reached"
         return RankLostError(f"{what}({path}): {reasons}", ranks, path)
 
@@ -217,15 +260,24 @@ class LivenessMonitor:
             self._frames.append(FRAME.pack(kind, flag, rank, save_id))
         self._ring()
 
-    def _lose(self, rank: int, fate: Fate) -> None:
-        """Notes a loss, and tells the others. The thread of the monitor ends the waits. Any thread."""
+    def _lose(self, rank: int, fate: Fate, towards: bytes = NO_ID) -> None:
+        """Notes a loss, and tells the others. The thread of the monitor ends the waits. Any thread.
+
+        Args:
+            rank: Rank that is lost.
+            fate: What became of it.
+            towards: Address to which it cannot send.
+        """
         with self._lock:
-            if rank in self._lost:
+            known = self._lost.get(rank)
+            if known is not None and not (known == Fate.STOPPED and fate == Fate.DIED):
                 return
             self._lost[rank] = fate
+            if towards != NO_ID:
+                self._towards[rank] = address_of_bytes(towards)
             # This rank may hear of the loss only after it made a call fail; other ranks may hear of it before.
             self._has_told_peers = self._has_told_peers or time.monotonic() - self._failed_at < _HEARD_WITHIN_S
-        self._say(Kind.LOST, fate, rank)
+        self._say(Kind.LOST, fate, rank, towards)
 
     # Called by the thread of the monitor.
 
@@ -249,11 +301,13 @@ class LivenessMonitor:
                     # This process itself stood still, so what it has heard of others is too old to judge them.
                     for link in self._links.values():
                         link.heard = now
+                    self._sent.forget()
                 last_turn = now
                 in_call = self._is_in_call()
                 if now - last_beat >= beat or in_call != was_in_call:
                     self._say_alive(in_call)
                     last_beat, was_in_call = now, in_call
+                    self._judge_data(now)
                 self._judge(now, in_call)
                 self._send_frames()
                 if self._lost:
@@ -323,12 +377,14 @@ class LivenessMonitor:
         elif kind == Kind.FAREWELL:
             link.is_leaving = True
         elif kind == Kind.LOST:
-            self._lose(rank, Fate(flag))  # tells the others, too
+            self._lose(rank, Fate(flag), save_id)  # tells the others, too
         elif kind == Kind.HOLDS:
             with self._lock:
                 self._holder = (rank, save_id)
                 if self._rank == 0:
                     self._frames.append(frame)
+        elif kind == Kind.SILENT:
+            self._note_silence(rank, bool(flag))
         elif kind == Kind.STALLS:
             self._note_stall_timeout(rank, *SECONDS.unpack(save_id))
 
@@ -347,14 +403,32 @@ class LivenessMonitor:
         self._ring()
 
     def _judge(self, now: float, in_call: bool) -> None:
-        if not in_call or self._is_lost.is_set():
+        """Notes which peers are silent. It goes on after a loss: ranks may wait to make a new group."""
+        if not in_call:
             self._somebody_waits_since = None
-            return
-        if self._somebody_waits_since is None:
+        elif self._somebody_waits_since is None:
             self._somebody_waits_since = now
+        since = now if self._somebody_waits_since is None else self._somebody_waits_since
         for link in self._links.values():
-            if now - max(link.heard, self._somebody_waits_since, self._stalls_since) > self.stall_timeout_s:
+            is_silent = now - max(link.heard, since, self._stalls_since) > self.stall_timeout_s
+            if is_silent != (link.peer in self._silent):
+                self._note_silence(link.peer, is_silent)
+            if is_silent and not self._is_lost.is_set():
                 self._lose(link.peer, Fate.ENDED if link.is_leaving else Fate.STOPPED)
+
+    def _judge_data(self, now: float) -> None:
+        """Notes that data of this rank do not move. A rank that is silent, too, is noticed before, and is to blame."""
+        if self._is_lost.is_set():
+            return
+        for address in self._sent.stuck(now, self.stall_timeout_s * (1 + 1 / _BEATS)):
+            if any(place.address == address for place in self.places):
+                self._lose(self._rank, Fate.NO_DATA, address_to_bytes(address))
+
+    def _note_silence(self, rank: int, is_silent: bool) -> None:
+        with self._lock:
+            (self._silent.add if is_silent else self._silent.discard)(rank)
+            if self._rank == 0:
+                self._frames.append(FRAME.pack(Kind.SILENT, is_silent, rank, NO_ID))
 
     def _end_waits(self) -> None:
         """Ends the waits of this rank. Called once a rank is lost and the others have been told."""
@@ -372,31 +446,3 @@ class LivenessMonitor:
         if group is not None:
             close_connections(group)
             leave_waits(group)
-
-
-_alive: weakref.WeakSet[LivenessMonitor] | None = None
-_noting = ForkSafeLock()
-_FAREWELL_S = 1.0
-
-
-def _note(monitor: LivenessMonitor) -> None:
-    """Lists ``monitor``, so that it is closed at the end of the process, and forgotten in forked children."""
-    global _alive
-    with _noting:
-        if _alive is None:
-            _alive = weakref.WeakSet()
-            atexit.register(_at_exit)
-            os.register_at_fork(after_in_child=_in_child)
-        _alive.add(monitor)
-
-
-def _at_exit() -> None:
-    for monitor in list(_alive or ()):
-        monitor.close(_FAREWELL_S)
-
-
-def _in_child() -> None:
-    for monitor in list(_alive or ()):
-        monitor.forget_in_child()
-    if _alive is not None:
-        _alive.clear()

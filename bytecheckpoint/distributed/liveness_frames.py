@@ -6,11 +6,14 @@ from __future__ import annotations
 import enum
 import socket
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bytecheckpoint.listing import listed
 from bytecheckpoint.runtime.live_calls import Doing
+from bytecheckpoint.runtime.place import Place
 
-__all__ = ["FRAME", "NO_ID", "SECONDS", "WORDS", "Fate", "Kind", "Link", "doing_to_bytes"]
+__all__ = ["FRAME", "NO_ID", "SECONDS", "Fate", "Kind", "Link", "doing_to_bytes", "in_words"]
 
 # Kind; whether somebody is in a call, or what became of a rank; the rank that the frame is about; a save id.
 FRAME = struct.Struct("<BBxxI16s")
@@ -27,6 +30,7 @@ class Kind(enum.IntEnum):
     FAREWELL = 3
     HOLDS = 4  # a rank has the right to commit the save of this id
     STALLS = 5  # a stall timeout, a double in place of the id: the one that a rank wants, or rank 0's smallest of all
+    SILENT = 6  # whether nothing has been heard of a rank for the stall timeout, as rank 0 says after a loss, too
 
 
 class Fate(enum.IntEnum):
@@ -36,14 +40,40 @@ class Fate(enum.IntEnum):
     STOPPED = 2
     GAVE_UP = 3
     ENDED = 4
+    NO_DATA = 5  # its data do not reach the ranks at an address, which comes in place of the id
+    CUT_OFF = 6  # its connection to the ranks at such an address has ended
 
 
-WORDS = {
+_WORDS = {
     Fate.DIED: "died: its connection has ended",
     Fate.STOPPED: "stopped: nothing was heard from it for more than {:g} s",
     Fate.GAVE_UP: "gave up: it raised an error that DCP does not pass on to all ranks",
     Fate.ENDED: "ended, or destroyed the process group",
+    Fate.NO_DATA: "sends data to {1} that have not moved for more than {0:g} s, while signs of life pass: look for a "
+    "smaller MTU on the way, and for a firewall that drops large packets",
+    Fate.CUT_OFF: "has lost its connection to {1}",
 }
+
+
+def in_words(
+    lost: Sequence[tuple[int, Fate]], towards: Mapping[int, str], places: Sequence[Place], stall_timeout_s: float
+) -> dict[int, str]:
+    """Returns what became of each lost rank, with its host.
+
+    Args:
+        lost: The lost ranks, and their fates.
+        towards: Addresses to which some of them cannot send.
+        places: Where each rank runs.
+        stall_timeout_s: In seconds.
+    """
+    ranks = {}
+    for rank, fate in lost:
+        address = towards.get(rank, "")
+        peers = [str(peer) for peer, place in enumerate(places) if place.address == address and peer != rank]
+        host = next((str(place) for place in places if place.address == address), address)
+        peers_text = f"rank {listed(peers)} (on host {host})" if peers else address
+        ranks[rank] = f"{_WORDS[fate].format(stall_timeout_s, peers_text)} (on host {places[rank]})"
+    return ranks
 
 
 @dataclass

@@ -9,11 +9,13 @@ ranks are missing, those that wait name them, and notice if the connection to on
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from bytecheckpoint.distributed.answering_store import AnsweringStore
 from bytecheckpoint.errors import CheckpointError, OutOfStepError, RankLostError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
@@ -30,6 +32,8 @@ _LOOK_S = 1.0
 _PAUSE_A_RANK_S, _LOOK_A_RANK_S = 0.0002, 0.005
 # A rank whose connection has ended may still come: a collective that reached its timeout ends connections, too.
 _GRACE_S = 5.0
+# A store that many ranks ask at once may be slow.
+_LEAST_ANSWER_S = 10.0
 
 _lock = ForkSafeLock()
 _here: set[str] = set()  # names of the meetings at which this process waits
@@ -46,6 +50,7 @@ class Meeting:
         rank: Number of this rank in the group.
         call: What is being done, and its path, for errors.
         is_cut_off: Whether the connection of this process to a global rank has ended.
+        is_over: Set by another thread if nobody wants the meeting any more: this rank then leaves it. None: never.
     """
 
     def __init__(
@@ -57,8 +62,10 @@ class Meeting:
         rank: int,
         call: tuple[str, str],
         is_cut_off: Callable[[int], bool],
+        is_over: threading.Event | None = None,
     ) -> None:
         self._store = store
+        self._is_over = is_over or threading.Event()
         self._name, self._ranks_name = name, ranks_name
         self._ranks, self._rank = ranks, rank
         self._call = call
@@ -73,27 +80,39 @@ class Meeting:
 
         Args:
             warn_after_s: After so many seconds a warning is logged that names the missing ranks; again after each
-                doubling of the time. Ranks that wait for one another in different calls fail after that time.
+                doubling of the time. Ranks that wait for one another in different calls fail after that time, and so
+                does each rank if the store does not answer for that time, or for 10 s if that is longer.
             limit_s: Missing ranks count as lost after so many seconds.
 
         Raises:
             RankLostError: A rank has ended, did not come in time, or the store cannot be reached.
             OutOfStepError: Other ranks wait for this one in another first call.
         """  # noqa: DOC501
+        what, path = self._call
+        answering = AnsweringStore(self._store, max(warn_after_s, _LEAST_ANSWER_S))
+        self._store = answering
         try:
             with self._noted():
                 if self._come() or self._all_come(warn_after_s, limit_s):
                     return
+        except TimeoutError as error:
+            raise RankLostError(
+                f"{what}({path}): the store of the process group does not answer ({error}): the process that holds it, "
+                "which is rank 0 or torchrun, has stopped, or its machine cannot be reached. Without the store no "
+                "group can be made; end the job and start it again",
+                path=path,
+            ) from error
         except RuntimeError as error:
             if isinstance(error, CheckpointError):
                 raise
             # Of the store: the process that held it has ended.
-            what, path = self._call
             raise RankLostError(
                 f"{what}({path}): the store of the process group cannot be reached, because the process that held it "
                 f"has ended ({error})",
                 path=path,
             ) from error
+        finally:
+            answering.close()
 
     def _come(self) -> bool:
         """Says that this rank has come. Returns whether it is the last one."""
@@ -108,7 +127,8 @@ class Meeting:
         size = len(self._ranks)
         pause, next_look, next_warning = _FIRST_PAUSE_S, _LOOK_S, warn_after_s
         while not self._store.check([self._key("all")]):
-            time.sleep(pause)
+            if self._is_over.wait(pause) and self._leave():
+                raise self._lost(self._missing(), "is not waited for any more")
             pause = min(pause * _PAUSE_GROWS, max(_PAUSE_S, size * _PAUSE_A_RANK_S))
             waited = time.monotonic() - self._begin
             if waited < next_look:

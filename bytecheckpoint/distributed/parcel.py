@@ -6,7 +6,8 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from bytecheckpoint.errors import RankError, name_and_text, sendable
+from bytecheckpoint.errors import RankError, name_and_text, note_host, sendable
+from bytecheckpoint.runtime.place import Place, own_place
 
 __all__ = ["Parcel"]
 
@@ -15,7 +16,7 @@ class Parcel:
     """Stands for an exception in a message to other ranks. Unpickled, it is that exception again.
 
     It is a ``RankError`` instead if the sender cannot pickle the exception, or the receiver cannot unpickle it, such as
-    one of a class that only the sender can import.
+    one of a class that only the sender can import. On another machine it has a note that names the sender's host.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -23,12 +24,15 @@ class Parcel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         instead = RankError(name_and_text(self._error))
-        return _unpacked, (pickle.dumps(self._error), instead)
+        return _unpacked, (pickle.dumps(self._error), instead, own_place())
 
 
-def _unpacked(pickled: bytes, instead: RankError) -> BaseException:
+def _unpacked(pickled: bytes, instead: RankError, place: Place) -> BaseException:
     try:
         error = pickle.loads(pickled)
     except BaseException:  # whatever was raised, other ranks wait for this one
-        return instead
-    return error if isinstance(error, BaseException) else instead
+        error = instead
+    error = error if isinstance(error, BaseException) else instead
+    if not place.is_with(own_place()):
+        note_host(error, str(place))
+    return error

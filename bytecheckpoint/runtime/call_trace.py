@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bytecheckpoint import _C
@@ -16,6 +16,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.boot_id import boot_id
 from bytecheckpoint.runtime.live_calls import Doing, NamedCall, Running, watch
+from bytecheckpoint.runtime.place import Place
 
 __all__ = ["MOST_TRACE_BYTES", "CallTrace"]
 
@@ -91,9 +92,14 @@ class CallTrace:
         """Notes a request to an object store. Any thread."""
         self.add("request", begin_ns, end_ns, lane="store")
 
-    def ask_elsewhere(self, doing: Callable[[], Mapping[int, Doing]]) -> None:
-        """Notes who knows what ranks on other machines are doing, for what is said where this rank waits for long."""
-        self._call.elsewhere = doing
+    def ask_elsewhere(self, doing: Callable[[], Mapping[int, Doing]], places: Sequence[Place]) -> None:
+        """Notes what is known of ranks on other machines, for what is said where this rank waits for long.
+
+        Args:
+            doing: Returns what they are doing, as far as this rank has heard.
+            places: Where each rank runs.
+        """
+        self._call.elsewhere, self._call.places = doing, places
 
     def expect(self, num_bytes: int) -> None:
         """Notes how many bytes this rank is going to write, or wants to read."""

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -19,6 +19,7 @@ from bytecheckpoint.listing import listed
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.live_pages import LiveCall, ranks_here
 from bytecheckpoint.runtime.per_process import PerProcess
+from bytecheckpoint.runtime.place import Place, own_place
 
 if TYPE_CHECKING:
     from bytecheckpoint import _C
@@ -53,6 +54,8 @@ class NamedCall:
         rank: Number of this rank.
         world_size: Number of ranks; 0 if it is not known.
         elsewhere: Returns what ranks on other machines are doing, as far as this rank has heard; None if nobody tells.
+            Rank 0 hears of all ranks, the others hear of rank 0.
+        places: Where each rank runs; empty if that is not known.
     """
 
     kind: str
@@ -60,6 +63,7 @@ class NamedCall:
     rank: int
     world_size: int
     elsewhere: Callable[[], Mapping[int, Doing]] | None = None
+    places: Sequence[Place] = ()
 
     def __str__(self) -> str:
         return f"{self.kind}({self.path}), rank {self.rank}"
@@ -77,13 +81,34 @@ class NamedCall:
             rank: f"in phase {name} for {s:.0f} s" for rank, (name, s) in there.items() if name not in WAITS_FOR_RANKS
         }
         unseen = sorted({*range(self.world_size)} - {self.rank, *here, *there})
-        notes = [f"rank {rank} is {text}" for rank, text in sorted(busy.items())]
+        notes = [f"{self._named(rank)} is {text}" for rank, text in sorted(busy.items())]
         if unseen and not busy:
-            notes = [f"nothing of this call is seen of rank {listed([str(rank) for rank in unseen])} on this machine"]
+            notes = self._not_seen(unseen)
         if not notes:  # all wait: for the one that is furthest behind
             behind = [call for call in here.values() if _core.PHASES.index(call.phase) < _core.PHASES.index(phase)]
             notes = [f"rank {call.rank} is {_in_words(call)}" for call in behind]
         return listed(notes)
+
+    def _named(self, rank: int) -> str:
+        """Returns the rank in words, with its host if that is another one."""
+        place = self.places[rank] if rank < len(self.places) else None
+        return f"rank {rank}" if place is None or place.is_with(own_place()) else f"rank {rank} on {place}"
+
+    def _not_seen(self, unseen: Sequence[int]) -> list[str]:
+        """Returns in words what is known of ranks of which nothing is seen here, and nobody has said what they do."""
+        if not self.places:
+            ranks = listed([str(rank) for rank in unseen])
+            return [f"nothing of this call is seen of rank {ranks} on this machine: not come, or on another machine"]
+        here = [rank for rank in unseen if rank < len(self.places) and self.places[rank].is_with(own_place())]
+        there = [self._named(rank) for rank in unseen if rank not in here]
+        notes = []
+        if here:
+            notes.append(f"nothing of this call is seen of rank {listed([str(rank) for rank in here])} on this machine")
+        if there and self.rank == 0:
+            notes.append(f"nothing of this call is heard of {listed(there)}")
+        elif there and not here:
+            notes.append(f"no rank of this machine is behind; the log of {self._named(0)} says what the others do")
+        return notes
 
 
 def _in_words(call: LiveCall) -> str:

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.runtime.place import Place, own_place
 from bytecheckpoint.sharing.asked_keys import RequestedKeys
 
 __all__ = [
@@ -53,6 +54,7 @@ class ReadPreferences:
         num_bytes: Bytes of the records of which the rank wants something.
         asked: The keys that the rank asks for.
         path: Path of the checkpoint, as it was passed on the rank.
+        place: Where the rank runs.
     """
 
     save: str
@@ -62,6 +64,7 @@ class ReadPreferences:
     num_bytes: int
     asked: RequestedKeys
     path: str = ""
+    place: Place | None = None
 
     @classmethod
     def by(cls, reader: Reader, save: str, asked: RequestedKeys, *, comes: bool, num_bytes: int) -> ReadPreferences:
@@ -69,7 +72,7 @@ class ReadPreferences:
         setting = reader.config.shared_reading
         if setting == AUTO and is_store_url(reader.path):
             setting = COOPERATIVE  # a store is slower than ranks are to one another, and counts requests
-        return cls(save, comes, setting, is_in_memory, num_bytes, asked, str(reader.path))
+        return cls(save, comes, setting, is_in_memory, num_bytes, asked, str(reader.path), own_place())
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint import _C
 from bytecheckpoint.distributed.channel import Peers
+from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.errors import CheckpointError, InvalidPlanError, RankError, sendable
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.call_trace import CallTrace
@@ -50,6 +51,9 @@ class _Statement:
     opened: frozenset[int] = frozenset()
     is_done: bool = False
     error: BaseException | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "error": None if self.error is None else Parcel(self.error)}
 
 
 class Exchange:

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bytecheckpoint import _C
 from bytecheckpoint.errors import CheckpointError
-from bytecheckpoint.runtime.boot_id import boot_id
+from bytecheckpoint.runtime.place import own_place
 
 __all__ = ["MemoryPlace", "SharedMemory", "are_together"]
 
@@ -46,11 +45,14 @@ class SharedMemory:
     @classmethod
     def made_for(cls, job: _C.LoadJob) -> SharedMemory | None:
         """Makes the memory for ``job``. None if the system does not have such memory; then units go as messages."""
+        machine = own_place().processes
+        if not machine:
+            return None
         try:
             engine = _C.SharedMemory(job)
-            return cls(engine, MemoryPlace(_machine(), engine.address))
         except (CheckpointError, OSError):
             return None
+        return cls(engine, MemoryPlace(machine, engine.address))
 
     def open(self, rank: int, places: Sequence[MemoryPlace | None]) -> None:
         """Opens the memory of the other ranks of this machine, where the system allows it: it makes them ``sources``.
@@ -75,7 +77,3 @@ def are_together(places: Sequence[MemoryPlace | None]) -> bool:
     """Whether any two of the ranks are on one machine."""
     machines = [place.machine for place in places if place is not None]
     return len(set(machines)) < len(machines)
-
-
-def _machine() -> str:
-    return f"{boot_id()} {Path('/proc/self/ns/pid').stat().st_ino}"

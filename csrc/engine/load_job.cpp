@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "csrc/engine/check_files.h"
+#include "csrc/engine/open_any_checkpoint.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/planned_files.h"
 #include "csrc/io/directory.h"
@@ -151,16 +152,24 @@ Status LoadJob::explain(Status failure) const {
   };
   // Where a file is seen late, or its name is still seen after its removal, a later look tells which it is.
   const bool is_missing = io::may_be_late(failure);
-  bool is_same = false, is_replaced = false;
+  bool is_same = false, is_replaced = false, is_gone = false;
   const Status unseen = io::ask_until_seen(options_.directory, options_.visibility_timeout_s, [&]() -> Status {
     const auto current = io::run_with_deadline(
         options_.io_timeout_s, "open", options_.directory,
         [directory = options_.directory, scope = options_.scope] { return open_checkpoint(directory, {scope}); });
     is_same = current.is_ok() && current.value().save_id == manifest_->save_id;
     is_replaced = current.is_ok() && !is_same;
+    is_gone = !current.is_ok() && current.status().code() == Code::kNotFound;
     return is_missing && is_same ? look_for(failure.path()) : Status::ok();
   });
   if (is_replaced) return changed("a newer commit replaced the checkpoint");
+  if (is_gone) {
+    Status removed = io::run_with_deadline(options_.io_timeout_s, "open", options_.directory,
+                                           [directory = options_.directory, scope = options_.scope, failure] {
+                                             return explain_removed("load", directory, scope, failure);
+                                           });
+    if (removed.code() == Code::kNotFound) return removed;
+  }
   if (!is_missing) return failure;
   if (unseen.is_ok() && is_same) return changed("a file was seen late");
   // It is still the same checkpoint, so a missing file is damage.

@@ -78,14 +78,14 @@ class LoadJob {
 
   /// Fills all destinations that were added since the last run, and forgets them, also if it fails. Blocks for I/O.
   /// \param cancelled  Asked after segments, in the calling thread; true ends the load with kCancelled. Must not throw.
-  /// \returns kCorrupt for a damaged or missing file. kChanged if a newer commit replaced the checkpoint meanwhile.
-  /// kStorage. kCancelled. After a failure the destinations may be filled in part.
+  /// \returns kCorrupt for a damaged or missing file. kChanged if a newer commit replaced the checkpoint meanwhile,
+  /// kNotFound if it was removed. kStorage. kCancelled. After a failure the destinations may be filled in part.
   base::Result<LoadStats> run(const std::function<bool()>& cancelled);
 
   /// Finds out whether a newer commit caused `failure`: reads the commit mark again if a file is missing or damaged.
   /// Of another writer's checkpoint it looks at all files again, which have no ids.
   /// \returns kChanged if the mark names another save, a file has changed, or one that was missing is seen by now.
-  /// kCorrupt for a missing file if it names the same save. Else `failure`.
+  /// kNotFound if the mark is gone. kCorrupt for a missing file if it names the same save. Else `failure`.
   base::Status explain(base::Status failure) const;
   /// Looks again at the files of another writer that were read, which it may have written in place meanwhile; of ours,
   /// the checksums tell. Objects of a store are always read in the version that was noted.

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <mutex>
 
@@ -54,6 +55,34 @@ bool is_listed(const struct stat& info) {
     if (major_number == 0 && major(info.st_dev) == 0) return true;
     if (major_number == major(info.st_dev) && minor_number == minor(info.st_dev)) return true;
   }
+  return false;
+}
+
+/// Takes the lock of a file if nobody keeps it. Whoever looks at a save of another PID namespace has a shared lock for
+/// some microseconds, so this asks again for some milliseconds. \returns 0 or the errno.
+int try_lock(int fd) {
+  constexpr int kAsks = 10;
+  constexpr timespec kPause{0, 2'000'000};
+  for (int left = kAsks;; --left) {
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return 0;
+    if (errno != EWOULDBLOCK || left == 1) return errno;
+    ::nanosleep(&kPause, nullptr);
+  }
+}
+
+/// Whether the list of flocks has those of all processes of this host. In another PID namespace than the first one, as
+/// in a container, those of other namespaces are missing.
+bool lists_all_flocks() {
+  constexpr ino_t kFirstPidNamespace = 0xEFFFFFFC;  // fixed in Linux: PROC_PID_INIT_INO
+  struct stat info;
+  return ::stat("/proc/self/ns/pid", &info) == 0 && info.st_ino == kFirstPidNamespace &&
+         ::access("/proc/locks", R_OK) == 0;
+}
+
+/// Whether somebody holds the lock of a file, found out by taking a shared one for a moment.
+bool is_held_by_trial(int fd) {
+  if (::flock(fd, LOCK_SH | LOCK_NB) != 0) return errno == EWOULDBLOCK;
+  ::flock(fd, LOCK_UN);
   return false;
 }
 
@@ -121,10 +150,10 @@ base::Result<LockFile> LockFile::lock(LockFile lock) {
     (void)lock.remove();
     return Status::make(Code::kBusy, base::text("lock(", path, "): another save is beginning at this path"), path);
   };
-  if (::flock(lock.file_.fd(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EWOULDBLOCK) return busy();
-    if (!locks_unsupported(errno)) {
-      const Status failure = Status::storage("flock", path, "", errno);
+  if (const int error = try_lock(lock.file_.fd()); error != 0) {
+    if (error == EWOULDBLOCK) return busy();
+    if (!locks_unsupported(error)) {
+      const Status failure = Status::storage("flock", path, "", error);
       (void)lock.remove();
       return failure;
     }
@@ -144,8 +173,8 @@ base::Result<LockFile::Probe> LockFile::probe(const std::string& path, bool remo
   if (fd < 0) return Status::storage("open", path, "tmp of another save", errno);
   Probe probe = Probe::kFree;
   Status outcome;
-  if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && !locks_unsupported(errno)) {
-    if (errno != EWOULDBLOCK) outcome = Status::storage("flock", path, "tmp of another save", errno);
+  if (const int error = try_lock(fd); error != 0 && !locks_unsupported(error)) {
+    if (error != EWOULDBLOCK) outcome = Status::storage("flock", path, "tmp of another save", error);
     probe = Probe::kHeld;
   }
   if (outcome.is_ok() && probe == Probe::kFree && remove_if_free) outcome = io::remove_file(path);
@@ -163,7 +192,9 @@ base::Result<bool> LockFile::is_seen_held(const std::string& path) {
   if (fd < 0) return Status::storage("open", path, "tmp of another save", errno);
   struct stat info;
   bool held = false;
-  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) held = is_listed(info) || is_locked_elsewhere(fd);
+  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
+    held = is_listed(info) || is_locked_elsewhere(fd) || (!lists_all_flocks() && is_held_by_trial(fd));
+  }
   ::close(fd);
   return held;
 }

@@ -41,12 +41,13 @@ class LockFile {
   /// \returns kGone for anything but a regular file. kStorage if the file cannot be opened, locked or removed.
   static base::Result<Probe> probe(const std::string& path, bool remove_if_free);
 
-  /// Whether the lock of a tmp is seen to be held; false if nothing is there, or no regular file. This takes no lock.
-  /// Even a shared lock that is held for a moment would make a save fail with kBusy if it is just beginning (`create`)
-  /// or looks at this tmp (`probe`).
+  /// Whether the lock of a tmp is seen to be held; false if nothing is there, or no regular file.
   ///
-  /// It asks the kernel's list of flocks, and on network file systems the server. False does not prove that a save is
-  /// dead: it may run in another container of this host, or on another host where flock is local to each host. Whoever
+  /// It asks the kernel's list of flocks, and on network file systems the server. Within a container that list lacks
+  /// the saves of other containers, so there it tries a shared lock for a moment. `create` and `probe` ask again for
+  /// some milliseconds if they meet such a lock; a save of an older version may fail with kBusy.
+  ///
+  /// False does not prove that a save is dead: it may run on another host where flock is local to each host. Whoever
   /// wants to remove anything must create a tmp of its own and call `probe`.
   static base::Result<bool> is_seen_held(const std::string& path);
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/open_any_checkpoint.h"
 
+#include <cerrno>
+#include <utility>
+
 #include "csrc/engine/open_safetensors.h"
 #include "csrc/engine/open_torch_file.h"
 
@@ -16,6 +19,16 @@ base::Result<format::Manifest> open_any_checkpoint(const std::string& path, cons
   if (is_found(safetensors)) return safetensors;
   base::Result<format::Manifest> of_torch = open_torch_file(path);
   return is_found(of_torch) ? std::move(of_torch) : std::move(ours);
+}
+
+base::Status explain_removed(const char* what, const std::string& path, Scope scope, base::Status failure) {
+  const base::Status now = open_any_checkpoint(path, {scope}).status();
+  if (now.code() != base::Code::kNotFound) return failure;
+  return base::Status::make(
+      base::Code::kNotFound,
+      base::text(what, "(", path, "): the checkpoint was removed while it was read, such as by a ",
+                 "prune of another process: nothing of it is damaged. Choose another one (", failure.message(), ")"),
+      path, ENOENT);
 }
 
 }  // namespace bytecheckpoint::engine

@@ -216,9 +216,14 @@ class Verifier {
     return Status::ok();
   }
 
-  /// Problems do not count if the checkpoint was replaced while it was read: then returns kChanged.
+  /// Problems do not count if the checkpoint was replaced or removed while it was read: then returns kChanged or
+  /// kNotFound.
   Status look_for_a_newer_commit(Scope scope, const base::Id& save_id) const {
     const auto current = open_checkpoint(options_.directory, {scope});
+    if (!current.is_ok() && current.status().code() == Code::kNotFound) {
+      const Status removed = explain_removed("verify", options_.directory, scope, current.status());
+      if (removed.code() == Code::kNotFound) return removed;
+    }
     if (!current.is_ok() || current.value().save_id == save_id) return Status::ok();
     return Status::make(
         Code::kChanged,

@@ -2,12 +2,16 @@
 #include "csrc/engine/lock_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -62,6 +66,25 @@ TEST_CASE("lock_file: held as long as it lives, free when let go, gone when remo
   CHECK((probed(path, true) == Probe::kFree));
   CHECK_FALSE(dir.has("tmp"));
   EXPECT_OK(moved.remove());
+}
+
+TEST_CASE("lock_file: whoever only looks, with a shared lock for a moment, makes nobody believe in a live save") {
+  const TempDir dir;
+  const std::string path = dir / "tmp";
+  test::value_of(LockFile::create(path)).release();
+  std::atomic<bool> is_over = false;
+  std::thread looking([&] {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    while (!is_over) {
+      ::flock(fd, LOCK_SH | LOCK_NB);
+      ::flock(fd, LOCK_UN);
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    ::close(fd);
+  });
+  for (int i = 0; i < 2000; ++i) CHECK((probed(path) == Probe::kFree));
+  is_over = true;
+  looking.join();
 }
 
 TEST_CASE("lock_file: seen to be held as long as it lives, without a lock of the one who looks") {

@@ -208,6 +208,18 @@ TEST_CASE("save_load_job: a newer commit during a load is told from damage") {
   EXPECT_OK(load_all(dir, current, tensors));
 }
 
+TEST_CASE("save_load_job: a checkpoint that is removed during a load is not called damaged") {
+  const TempDir dir(each_root());
+  std::vector<Saved> tensors = {sample_tensors()[0]};
+  const format::Manifest manifest = save(dir, &tensors, test::save_options(dir.path()));
+  REQUIRE(::unlink((dir / std::string(kMetadataName)).c_str()) == 0);  // as a prune does, the mark first
+  EXPECT_OK(load_all(dir, manifest, tensors));
+  REQUIRE(::unlink((dir / manifest.files[0].name).c_str()) == 0);
+  const base::Status removed = load_all(dir, manifest, tensors);
+  EXPECT_FAILURE(kNotFound, "removed while it was read", removed);
+  CHECK(removed.sys_errno() == ENOENT);
+}
+
 TEST_CASE("save_load_job: what does not fit the stored chunk is refused") {
   const TempDir dir;
   std::vector<Saved> tensors = {sample_tensors()[0]};

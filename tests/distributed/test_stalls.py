@@ -19,6 +19,8 @@ from support.ranks import run_ranks
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config, save_state_dict
 from bytecheckpoint.observability import flush
+from bytecheckpoint.runtime.live_calls import NamedCall
+from bytecheckpoint.runtime.place import Place, own_place
 from distributed.losing import store
 from distributed.reported import logged
 
@@ -190,11 +192,31 @@ def test_the_coordinator_hears_what_ranks_of_its_group_are_doing(tmp_path: Path,
 
 
 def test_a_wait_names_ranks_of_other_machines(tmp_path: Path) -> None:
-    from bytecheckpoint.runtime.live_calls import NamedCall
-
-    call = NamedCall("save", str(tmp_path), 0, 4, lambda: {1: ("wait", 3.0), 2: ("sync", 65.0)})
+    heard = {1: ("wait", 3.0), 2: ("sync", 65.0)}
+    call = NamedCall("save", str(tmp_path), 0, 4, lambda: heard)
     assert call.awaited("wait") == "rank 2 is in phase sync for 65 s"
     assert call.awaited("write") == ""
-    call = NamedCall("save", str(tmp_path), 0, 3, lambda: {1: ("wait", 3.0)})
-    assert call.awaited("wait") == "nothing of this call is seen of rank 2 on this machine"
+    call.places = [own_place(), own_place(), Place("node1", "10.0.0.2", "x"), Place("node1", "10.0.0.2", "x")]
+    assert call.awaited("wait") == "rank 2 on node1, 10.0.0.2 is in phase sync for 65 s"
     assert bytecheckpoint.Config().stall_timeout_s == 60.0
+
+
+@pytest.mark.parametrize(
+    ("rank", "heard", "hosts", "said"),
+    [
+        (0, [], "", "nothing of this call is seen of rank 1, 2, 3 on this machine: not come, or on another machine"),
+        (0, [2, 3], "0011", "nothing of this call is seen of rank 1 on this machine"),
+        (0, [1, 2], "0011", "nothing of this call is heard of rank 3 on node1"),
+        (0, [], "0001", "nothing of this call is seen of rank 1, 2 on this machine, nothing of this call is heard of "
+         "rank 3 on node1"),
+        (2, [0], "0011", "nothing of this call is seen of rank 3 on this machine"),
+        (2, [0], "0012", "no rank of this machine is behind; the log of rank 0 on node0 says what the others do"),
+    ],
+)  # fmt: skip
+def test_a_wait_blames_no_rank_that_it_cannot_see(
+    tmp_path: Path, rank: int, heard: list[int], hosts: str, said: str
+) -> None:
+    """Ranks of other machines are not seen here, wherever they are in the call; rank 0 hears of them."""
+    places = [own_place() if host == hosts[rank] else Place(f"node{host}", processes=host) for host in hosts]
+    waiting = dict.fromkeys(heard, ("wait", 3.0))
+    assert NamedCall("save", str(tmp_path), rank, 4, lambda: waiting, places).awaited("wait") == said
