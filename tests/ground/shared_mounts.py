@@ -8,12 +8,14 @@ import os
 from pathlib import Path
 
 import pytest
+from support.glusterfs import GlusterFS
+from support.moosefs import MooseFS
 from support.mounts import fuse_mounted
 from support.seaweedfs import SeaweedFS, find_weed
 
 from ground.mounts import Mount, untested
 
-__all__ = ["SHARED_KINDS"]
+__all__ = ["SHARED_KINDS", "needs"]
 
 
 def _store(stack: contextlib.ExitStack, kind: str) -> tuple[str, SeaweedFS]:
@@ -24,6 +26,12 @@ def _store(stack: contextlib.ExitStack, kind: str) -> tuple[str, SeaweedFS]:
     server = SeaweedFS(weed)
     stack.callback(server.close)
     return weed, server
+
+
+def needs(kind: str, packages: list[str]) -> None:
+    """Skips loudly if packages are missing."""
+    if packages:
+        pytest.skip(f"{untested(kind)} NOT TESTED: not installed: {' '.join(packages)}")
 
 
 def _twice(stack: contextlib.ExitStack, root: Path, kind: str, *command: str, **options: object) -> tuple[Path, Path]:
@@ -57,7 +65,8 @@ def _rclone(cache_mode: str) -> Mount:
 
     def mount(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
         _, server = _store(stack, kind)
-        environment = os.environ | {
+        # With a bundle of certificates its client of S3 does not start.
+        environment = {name: value for name, value in os.environ.items() if name != "AWS_CA_BUNDLE"} | {
             "RCLONE_S3_PROVIDER": "Other",
             "RCLONE_S3_ENDPOINT": server.options["endpoint"],
             "RCLONE_S3_ACCESS_KEY_ID": server.options["access_key_id"],
@@ -70,7 +79,23 @@ def _rclone(cache_mode: str) -> Mount:
     return mount
 
 
+def _glusterfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+    needs("GlusterFS", GlusterFS.missing())
+    volume = GlusterFS(root)
+    stack.callback(volume.close)
+    return _twice(stack, root, "GlusterFS", *volume.mount, "{at}")
+
+
+def _moosefs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+    needs("MooseFS", MooseFS.missing())
+    servers = MooseFS(root)
+    stack.callback(servers.close)
+    return _twice(stack, root, "MooseFS", *servers.mount)
+
+
 SHARED_KINDS: dict[str, Mount] = {
+    "GlusterFS": _glusterfs,
+    "MooseFS": _moosefs,
     "SeaweedFS mount": _seaweedfs,
     "s3fs": _s3fs,
     "rclone, writes": _rclone("writes"),
