@@ -13,6 +13,7 @@ from support.pretended_hosts import pretend_host
 from support.ranks import run_ranks
 
 from bytecheckpoint import Config, save_state_dict
+from bytecheckpoint.distributed import groups
 from bytecheckpoint.distributed.groups import calling, monitor_of, own_group
 from bytecheckpoint.distributed.sent_data import SentData
 from bytecheckpoint.errors import RankLostError
@@ -68,6 +69,7 @@ def test_all_ranks_name_the_sender_and_the_receivers(tmp_path: Path) -> None:
 
 def save_cut_off(path: Path) -> tuple[str, dict[int, str]]:
     begin(path)
+    groups._TOLD_WITHIN_S = 0.1  # nobody else tells of a loss
     rank = dist.get_rank()
     group = own_group(None, False, "calls", CONFIG.stall_timeout_s, ("save", str(path)))
 
