@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from errno import ENOENT
@@ -46,12 +47,13 @@ class SavesSeen:
 
     def __init__(self) -> None:
         self._before: list[str] = []
+        self._since = 0.0  # when these were found for the first time
 
     def refuse_others(self, path: str, preferences: Sequence[ReadPreferences | None], coordinator: int) -> None:
         """Refuses a load in which ranks read different saves.
 
         A newer commit that came while the ranks opened the checkpoint explains that once. If the ranks find the very
-        same saves again, they do not see one storage.
+        same saves again, they do not see one storage, or some see late what others have committed.
 
         Args:
             path: Path of the coordinator.
@@ -60,12 +62,16 @@ class SavesSeen:
 
         Raises:
             CheckpointChangedError: The ranks read different saves for the first time.
-            ConfigError: They were given the paths of different places, or read the same different saves as before.
+            ConfigError: They were given the paths of different places, or read the same different saves as before, for
+                longer than any of them may see a commit late.
         """  # noqa: DOC501
         saves = [str(said and said.save) for said in preferences]
         before, self._before = self._before, saves
         if len({*saves}) == 1:
             return
+        if saves != before:
+            self._since = time.monotonic()
+        late_s = max((said.visible_within_s for said in preferences if said), default=0.0)
         others = {
             rank: said.path for rank, said in enumerate(preferences) if said and not _is_same_here(path, said.path)
         }
@@ -77,7 +83,7 @@ class SavesSeen:
             ranks_of.setdefault((saves[rank], host), []).append(str(rank))
         texts = [f"save {save} on rank {listed(ranks)} on {host}" for (save, host), ranks in ranks_of.items()]
         found = f"load({path}): the ranks find different saves there: {listed(texts, _MOST_NAMED)}"
-        if saves == before:
+        if saves == before and time.monotonic() - self._since >= late_s:
             raise ConfigError(
                 f"{found}, and did so when they looked again: the path is not shared between the ranks, or the file "
                 "system shows some of them an old state for long. Put the checkpoint where all machines see the same "

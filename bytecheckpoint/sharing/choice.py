@@ -55,6 +55,8 @@ class ReadPreferences:
         asked: The keys that the rank asks for.
         path: Path of the checkpoint, as it was passed on the rank.
         place: Where the rank runs.
+        visible_within_s: Seconds within which the rank may still see a newer commit of another machine; 0 for a local
+            file system.
     """
 
     save: str
@@ -65,14 +67,18 @@ class ReadPreferences:
     asked: RequestedKeys
     path: str = ""
     place: Place | None = None
+    visible_within_s: float = 0.0
 
     @classmethod
     def by(cls, reader: Reader, save: str, asked: RequestedKeys, *, comes: bool, num_bytes: int) -> ReadPreferences:
-        is_in_memory = _C.is_in_memory(str(reader.path), reader.config.io_timeout_s)
-        setting = reader.config.shared_reading
+        path, config = str(reader.path), reader.config
+        is_in_memory = _C.is_in_memory(path, config.io_timeout_s)
+        shows_late = not is_store_url(reader.path) and not _C.is_local(path, config.io_timeout_s)
+        setting = config.shared_reading
         if setting == AUTO and is_store_url(reader.path):
             setting = COOPERATIVE  # a store is slower than ranks are to one another, and counts requests
-        return cls(save, comes, setting, is_in_memory, num_bytes, asked, str(reader.path), own_place())
+        within_s = config.visibility_timeout_s if shows_late else 0.0
+        return cls(save, comes, setting, is_in_memory, num_bytes, asked, path, own_place(), within_s)
 
 
 @dataclass(frozen=True)
