@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from bytecheckpoint import _C
+from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.place import Place, own_place
@@ -73,7 +73,7 @@ class ReadPreferences:
     def by(cls, reader: Reader, save: str, asked: RequestedKeys, *, comes: bool, num_bytes: int) -> ReadPreferences:
         path, config = str(reader.path), reader.config
         is_in_memory = _C.is_in_memory(path, config.io_timeout_s)
-        shows_late = not is_store_url(reader.path) and not _C.is_local(path, config.io_timeout_s)
+        shows_late = not is_store_url(reader.path) and not _core.is_local(path, config.io_timeout_s)
         setting = config.shared_reading
         if setting == AUTO and is_store_url(reader.path):
             setting = COOPERATIVE  # a store is slower than ranks are to one another, and counts requests

@@ -13,7 +13,6 @@
 #include "csrc/engine/shared_memory.h"
 #include "csrc/engine/shared_run.h"
 #include "csrc/io/file_system.h"
-#include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -113,15 +112,6 @@ void bind_sharing(py::module_& m) {
       "is_in_memory",
       [](const std::string& path, double io_timeout_s) {
         return value_unlocked([&] { return io::is_in_memory(path, io_timeout_s); });
-      },
-      py::arg("path"), py::arg("io_timeout_s"));
-  m.def(
-      "is_local",
-      [](const std::string& path, double io_timeout_s) {
-        return value_unlocked([&] {
-          return io::run_with_deadline(io_timeout_s, "statfs", path,
-                                       [path]() -> base::Result<bool> { return io::is_local(path); });
-        });
       },
       py::arg("path"), py::arg("io_timeout_s"));
   m.def("next_ranges", &next_ranges, py::arg("job"));

@@ -15,6 +15,8 @@
 #include "csrc/engine/removal.h"
 #include "csrc/engine/unreferenced.h"
 #include "csrc/io/directory.h"
+#include "csrc/io/file_system.h"
+#include "csrc/io/io_deadline.h"
 #include "csrc/io/late_changes.h"
 #include "csrc/io/open_directory.h"
 
@@ -148,6 +150,15 @@ void bind_steps(py::module_& m) {
       "sync_directory",
       [](const std::string& directory) { run_unlocked([&] { return io::sync_directory(directory); }); },
       py::arg("directory"));
+  m.def(
+      "is_local",
+      [](const std::string& path, double io_timeout_s) {
+        return value_unlocked([&] {
+          return io::run_with_deadline(io_timeout_s, "statfs", path,
+                                       [path]() -> base::Result<bool> { return io::is_local(path); });
+        });
+      },
+      py::arg("path"), py::arg("io_timeout_s"));
   m.def(
       "look_anew", [](const std::string& directory) { return unlocked([&] { return io::look_anew(directory); }); },
       py::arg("directory"));
