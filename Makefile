@@ -19,7 +19,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks docs setup.py
 
-.PHONY: help demo test environment compat torture fuzz bench bench-all gpu-wheels gpu-rehearsal docs wheel lint tidy format sanitize sanitize-python run_asan run_tsan build clean
+.PHONY: help demo test ground environment compat torture fuzz bench bench-all gpu-wheels gpu-rehearsal docs wheel lint tidy format sanitize sanitize-python run_asan run_tsan build clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -33,6 +33,11 @@ demo: $(VENV)/.built  ## train, save, reshard, resume, and compare with stock DC
 test: $(VENV)/.built $(VENV)/.test build/objects/.testing $(VENV)/.older_torchtitan build/failpoints/.built  ## all tests
 	bash tests/system_packages.sh
 	MAX_JOBS=$(JOBS) $(PYTEST) $(PYTEST_ARGS)
+
+# Not at once: each file system shall have the machine to itself. `python tests/ground/table.py build/ground.json` takes
+# what was found over into docs/guarantees.md.
+ground: $(VENV)/.built $(VENV)/.test build/objects/.testing build/failpoints/.built  ## shared file systems and stores on real servers, up to 45 minutes; to build/ground.json
+	BCP_GROUND=1 $(BIN)/python -m pytest tests/ground tests/ground_stores $(PYTEST_ARGS)
 
 environment: $(VENV)/.test $(VENV)/.older_torchtitan  ## the virtual environment of the tests, without the package
 

@@ -144,7 +144,7 @@ Status Commit::try_to_replace_nothing() const {
   }
   Status tried = io::try_rename_new(names[0], names[1]);
   if (tried.sys_errno() != EOPNOTSUPP) return tried;
-  return Status::make(tried.code(),
+  return Status::make(Code::kUnsupported,
                       text("begin(", options_.directory, "): overwrite=False cannot be kept here: ", tried.message(),
                            "; save each step into a folder of its own, with overwrite=True"),
                       options_.directory, EOPNOTSUPP);

@@ -119,8 +119,8 @@ class Commit {
   /// A save that is not committed later removes the directories that this call has created, if they are empty.
   ///
   /// \returns kBusy if another save lives at this path. kExists if a checkpoint is there and `overwrite` is false; for
-  /// a save of one rank also if `.metadata` is there, which would hide what it commits. kStorage if the file system
-  /// refuses.
+  /// a save of one rank also if `.metadata` is there, which would hide what it commits. kUnsupported if the file system
+  /// cannot keep `overwrite` false. kStorage if it refuses.
   static base::Result<std::unique_ptr<Commit>> begin(CommitOptions options);
   ~Commit();
 
@@ -187,7 +187,7 @@ class Commit {
   base::Status superseded(
       std::string_view how = "this save gave up its right to commit, or a newer save took it") const;
   base::Status make_directories();
-  /// \returns kStorage if this file system cannot commit without replacing.
+  /// \returns kUnsupported if this file system cannot commit without replacing. kStorage.
   base::Status try_to_replace_nothing() const;
 
   /// Step 2. \returns kExists if a checkpoint is there that this save may not replace, or that would hide what it

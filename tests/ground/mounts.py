@@ -10,12 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.fork_server import LIMIT_S
+from support.fork_server import LIMIT_S, ForkServer
 from support.mounts import file_system_in_file, fuse_mounted, mounted
 
-__all__ = ["KINDS", "Ground", "Mount", "sshfs", "untested"]
+__all__ = ["KINDS", "Ground", "Machines", "Mount", "sshfs", "untested"]
 
 _SFTP_SERVER = "/usr/lib/openssh/sftp-server"
+
+
+Machines = tuple[ForkServer, ForkServer]
+"""What runs functions on each of the two machines."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,12 @@ class Ground:
     Attributes:
         kind: Its name in ``KINDS``.
         views: The directory as each of two machines sees it.
+        machines: What runs functions on each of them, if they have kernels of their own; with failpoints.
     """
 
     kind: str
     views: tuple[Path, Path]
+    machines: Machines | None = None
 
 
 Mount = Callable[[contextlib.ExitStack, Path], tuple[Path, Path]]

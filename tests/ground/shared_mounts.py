@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.glusterfs import GlusterFS
 from support.moosefs import MooseFS
 from support.mounts import fuse_mounted
+from support.nfs_machines import NfsMachines
 from support.seaweedfs import SeaweedFS, find_weed
 
-from ground.mounts import Mount, untested
+from ground.mounts import Ground, Mount, untested
 
-__all__ = ["SHARED_KINDS", "needs"]
+_FAILPOINT_BUILD = Path(__file__).parents[2] / "build" / "failpoints" / "lib"
+
+__all__ = ["FOR_ONE_MACHINE", "NFS_KINDS", "SHARED_KINDS", "needs"]
 
 
 def _store(stack: contextlib.ExitStack, kind: str) -> tuple[str, SeaweedFS]:
@@ -101,3 +105,25 @@ SHARED_KINDS: dict[str, Mount] = {
     "rclone, writes": _rclone("writes"),
 }
 """As ``KINDS`` of ``mounts.py``."""
+
+FOR_ONE_MACHINE = {"rclone, writes"}
+"""Kinds on which another machine goes on to see the old folders for minutes: no test waits for so long."""
+
+
+def _nfs(kind: str, options: str) -> Callable[[contextlib.ExitStack, Path], Ground]:
+    def mount(stack: contextlib.ExitStack, root: Path) -> Ground:
+        needs(kind, NfsMachines.missing())
+        if not _FAILPOINT_BUILD.is_dir():
+            pytest.skip(f"{untested(kind)} NOT TESTED: {_FAILPOINT_BUILD} is missing")
+        machines = NfsMachines(root, options, _FAILPOINT_BUILD)
+        stack.callback(machines.close)
+        return Ground(kind, (machines.view,) * 2, machines.clients)
+
+    return mount
+
+
+NFS_KINDS: dict[str, Callable[[contextlib.ExitStack, Path], Ground]] = {
+    "NFS 4.2": _nfs("NFS 4.2", "vers=4.2,hard"),
+    "NFS 3": _nfs("NFS 3", "vers=3,hard"),
+}
+"""The name of each kind whose machines have kernels of their own, and what starts them in an empty directory."""

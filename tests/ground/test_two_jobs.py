@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from support.fork_server import ForkServer
 from support.saves import SaveRequest, attempt, generation_on_disk
 
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointSupersededError
-from ground.mounts import Ground
+from ground.mounts import Ground, Machines
 
 ROUNDS = 6
 
@@ -19,15 +18,15 @@ def save(request: SaveRequest) -> str:
     return str(error or "")
 
 
-def test_what_two_jobs_save_at_one_path_is_there(ground: Ground, server: ForkServer) -> None:
+def test_what_two_jobs_save_at_one_path_is_there(ground: Ground, machines: Machines) -> None:
     paths = [view / "two_jobs" for view in ground.views]
     stored: int | None = None
     for number in range(0, 2 * ROUNDS, 2):
-        pids = [server.start(save, SaveRequest(path, number + job)) for job, path in enumerate(paths)]
-        failures = [server.wait(pid).unwrap() for pid in pids]
+        pids = [machines[job].start(save, SaveRequest(path, number + job)) for job, path in enumerate(paths)]
+        failures = [machines[job].wait(pid).unwrap() for job, pid in enumerate(pids)]
         saved = [number + job for job, failure in enumerate(failures) if not failure]
-        found = generation_on_disk(paths[0])
+        found, other = (machines[job].run(generation_on_disk, path).unwrap() for job, path in enumerate(paths))
         assert found in (saved or [stored]), failures
-        assert generation_on_disk(paths[1]) == found
+        assert other == found
         stored = found
     assert stored is not None, failures

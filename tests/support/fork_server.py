@@ -246,6 +246,7 @@ def _reap(pid: int, child: _Child, limit_s: float) -> Outcome:
     timed_out = not ended.poll(limit_s * 1000)
     if timed_out:
         os.kill(pid, signal.SIGABRT)  # faulthandler writes the stacks
+        os.kill(pid, signal.SIGCONT)  # else not before it goes on, if it has stopped
         if not ended.poll(5000):
             os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
