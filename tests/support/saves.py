@@ -227,7 +227,8 @@ def load_twice(address: bytes, path: Path) -> dict[int, BaseException]:
 
 def generation_on_disk(path: Path, ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> int | None:
     """Returns the generation that our reader and stock DCP's find, or None; fails on a mix of two, or on damage."""
-    if ".metadata" not in names_in(path):  # a listing, where a name may be seen late
+    # Where names are seen late, some file systems show them first in a listing, and others when asked for them.
+    if ".metadata" not in names_in(path) and not (path / ".metadata").exists():
         with pytest.raises(CheckpointException) as caught:
             load(BcpReader(path, config=CONFIG), ranks, num_rows)
         assert [type(wrapped[0]) for wrapped in caught.value.failures.values()] == [CheckpointNotFoundError]
