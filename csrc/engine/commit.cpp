@@ -93,14 +93,17 @@ Status Commit::begin_slowly() {
   BCP_RETURN_IF_ERROR(refuse_what_is_there());
   const std::string own_tmp = tmp_name(o.save_id, o.scope);
   const base::MutexLock lock(mutex_);
-  base::Result<LockFile> tmp = LockFile::create(path(own_tmp));
-  if (!tmp.is_ok() && tmp.status().sys_errno() == ENOENT) {
-    // A prune, or the failed save that had created the directory, removed it as unused. They do so only while it is
-    // empty.
-    BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync, &made_));
-    tmp = LockFile::create(path(own_tmp));
-  }
-  BCP_ASSIGN_OR_RETURN(tmp_, std::move(tmp));
+  BCP_RETURN_IF_ERROR(io::ask_until_seen(o.directory, o.visibility_timeout_s, [&]() BCP_REQUIRES(mutex_) -> Status {
+    base::Result<LockFile> tmp = LockFile::create(path(own_tmp));
+    if (!tmp.is_ok() && tmp.status().sys_errno() == ENOENT) {
+      // A prune, or the failed save that had created the directory, removed it as unused. They do so only while it is
+      // empty. If another machine did, it may seem to be there for a while.
+      BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync, &made_));
+      tmp = LockFile::create(path(own_tmp));
+    }
+    BCP_ASSIGN_OR_RETURN(tmp_, std::move(tmp));
+    return Status::ok();
+  }));
   BCP_FAILPOINT(kBeginLocked);
   BCP_ASSIGN_OR_RETURN(directory_id_, io::file_id(o.directory));
   // From here on `abandon_slowly` removes our tmp if anything fails. A save that was given up meanwhile must not take

@@ -36,6 +36,11 @@ void close_in_child() {
   }
 }
 
+/// Whether an error says that another machine has removed the file. Some file systems tell by the lock.
+bool is_of_removed(int error) {
+  return error == ENOENT || error == ESTALE;
+}
+
 bool locks_unsupported(int error) {
   return error == ENOLCK || error == EOPNOTSUPP || error == ENOSYS || error == EINVAL;
 }
@@ -142,16 +147,17 @@ base::Result<LockFile> LockFile::lock(LockFile lock) {
   lock.track();
   BCP_FAILPOINT(kBeginTmpCreated);
   // Some file systems create the file for other machines only now. Whoever looks at others must be seen by them.
-  if (Status flushed = lock.file_.flush(); !flushed.is_ok()) {
-    (void)lock.remove();
-    return flushed;
-  }
   const auto busy = [&] {
     (void)lock.remove();
     return Status::make(Code::kBusy, base::text("lock(", path, "): another save is beginning at this path"), path);
   };
+  if (Status flushed = lock.file_.flush(); !flushed.is_ok()) {
+    if (is_of_removed(flushed.sys_errno())) return busy();
+    (void)lock.remove();
+    return flushed;
+  }
   if (const int error = try_lock(lock.file_.fd()); error != 0) {
-    if (error == EWOULDBLOCK) return busy();
+    if (error == EWOULDBLOCK || is_of_removed(error)) return busy();
     if (!locks_unsupported(error)) {
       const Status failure = Status::storage("flock", path, "", error);
       (void)lock.remove();
@@ -169,13 +175,15 @@ base::Result<LockFile::Probe> LockFile::probe(const std::string& path, bool remo
   if (type != io::EntryType::kRegular) return Probe::kGone;
   int fd = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0 && errno == EACCES) fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0 && errno == ENOENT) return Probe::kGone;
+  if (fd < 0 && is_of_removed(errno)) return Probe::kGone;
   if (fd < 0) return Status::storage("open", path, "tmp of another save", errno);
   Probe probe = Probe::kFree;
   Status outcome;
   if (const int error = try_lock(fd); error != 0 && !locks_unsupported(error)) {
-    if (error != EWOULDBLOCK) outcome = Status::storage("flock", path, "tmp of another save", error);
-    probe = Probe::kHeld;
+    if (error != EWOULDBLOCK && !is_of_removed(error)) {
+      outcome = Status::storage("flock", path, "tmp of another save", error);
+    }
+    probe = is_of_removed(error) ? Probe::kGone : Probe::kHeld;
   }
   if (outcome.is_ok() && probe == Probe::kFree && remove_if_free) outcome = io::remove_file(path);
   // Unlocks before the close: a child that was forked just now shares the lock, and would keep it if we only closed our
@@ -188,7 +196,7 @@ base::Result<LockFile::Probe> LockFile::probe(const std::string& path, bool remo
 
 base::Result<bool> LockFile::is_seen_held(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0 && (errno == ENOENT || errno == ELOOP)) return false;
+  if (fd < 0 && (is_of_removed(errno) || errno == ELOOP)) return false;
   if (fd < 0) return Status::storage("open", path, "tmp of another save", errno);
   struct stat info;
   bool held = false;

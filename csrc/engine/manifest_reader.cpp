@@ -31,6 +31,10 @@ base::Result<T> naming(base::Result<T> result, const std::string& path) {
 }  // namespace
 
 base::Result<ManifestReader> ManifestReader::open(const std::string& directory, Scope scope, double io_timeout_s) {
+  return io::read_what_is_there([&] { return open_once(directory, scope, io_timeout_s); });
+}
+
+base::Result<ManifestReader> ManifestReader::open_once(const std::string& directory, Scope scope, double io_timeout_s) {
   const std::string path = io::join(directory, mark_name(scope));
   io::freshen(directory);
   base::Result<io::File> opened = io::File::open(directory, mark_name(scope), false);

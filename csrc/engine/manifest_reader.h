@@ -44,6 +44,7 @@ class ManifestReader {
   const format::ManifestView& view() const { return view_; }
 
  private:
+  static base::Result<ManifestReader> open_once(const std::string& directory, Scope scope, double io_timeout_s);
   ManifestReader(std::string path, format::ManifestView view) : path_(std::move(path)), view_(std::move(view)) {}
 
   std::string path_;

@@ -140,7 +140,9 @@ Status check_large(io::File& file, int64_t size) {
 
 }  // namespace
 
-base::Result<Mark> read_mark(const std::string& directory, Scope scope) {
+namespace {
+
+base::Result<Mark> read_mark_once(const std::string& directory, Scope scope) {
   io::freshen(directory);
   base::Result<io::File> file = io::File::open(directory, mark_name(scope), /*direct=*/false);
   if (!file.is_ok()) return mark_failure(file.status(), io::join(directory, mark_name(scope)));
@@ -152,7 +154,7 @@ base::Result<Mark> read_mark(const std::string& directory, Scope scope) {
   return mark;
 }
 
-base::Result<std::string> identity_of_mark(const std::string& directory, Scope scope) {
+base::Result<std::string> identity_of_mark_once(const std::string& directory, Scope scope) {
   io::freshen(directory);
   base::Result<io::File> file = io::File::open(directory, mark_name(scope), /*direct=*/false);
   if (!file.is_ok()) {
@@ -163,6 +165,16 @@ base::Result<std::string> identity_of_mark(const std::string& directory, Scope s
   const int64_t tail = std::min(size, format::kMetadataTrailerBytes);
   BCP_ASSIGN_OR_RETURN(const std::string last, file.value().read(size - tail, tail));
   return text(size, ' ') + last;
+}
+
+}  // namespace
+
+base::Result<Mark> read_mark(const std::string& directory, Scope scope) {
+  return io::read_what_is_there([&] { return read_mark_once(directory, scope); });
+}
+
+base::Result<std::string> identity_of_mark(const std::string& directory, Scope scope) {
+  return io::read_what_is_there([&] { return identity_of_mark_once(directory, scope); });
 }
 
 Status mark_failure(Status status, const std::string& path) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -37,6 +38,20 @@ base::Status ask_until_seen(const std::string& directory, double timeout_s, cons
     outcome = ask();
     if (!may_be_late(outcome) || std::chrono::steady_clock::now() + wait > until) break;
     std::this_thread::sleep_for(wait);
+  }
+  return outcome;
+}
+
+/// Calls `read` again, for 2 s at most, while it meets a file that another machine has replaced since it was opened
+/// (ESTALE). \returns the last outcome, a Result.
+template <class Read>
+auto read_what_is_there(const Read& read) -> decltype(read()) {
+  constexpr std::chrono::milliseconds kWait(20);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  auto outcome = read();
+  while (outcome.status().sys_errno() == ESTALE && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(kWait);
+    outcome = read();
   }
   return outcome;
 }
