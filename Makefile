@@ -36,8 +36,8 @@ test: $(VENV)/.built $(VENV)/.test build/objects/.testing $(VENV)/.older_torchti
 
 # Not at once: each file system shall have the machine to itself. `python tests/ground/table.py build/ground.json` takes
 # what was found over into docs/guarantees.md.
-ground: $(VENV)/.built $(VENV)/.test build/objects/.testing build/failpoints/.built  ## shared file systems and stores on real servers, up to 45 minutes; to build/ground.json
-	BCP_GROUND=1 $(BIN)/python -m pytest tests/ground tests/ground_stores $(PYTEST_ARGS)
+ground: $(VENV)/.built $(VENV)/.test build/objects/.testing build/failpoints/.built  ## shared file systems, stores and four machines, up to 45 minutes; to build/ground.json
+	BCP_GROUND=1 $(BIN)/python -m pytest tests/ground tests/ground_stores tests/machines $(PYTEST_ARGS)
 
 environment: $(VENV)/.test $(VENV)/.older_torchtitan  ## the virtual environment of the tests, without the package
 

@@ -225,11 +225,13 @@ Status try_rename_new(const std::string& from, const std::string& to) {
     const Status removed = remove_file(path);
     if (renamed.is_ok()) renamed = removed;
   }
-  constexpr int kCannot[] = {EPERM, EINVAL, ENOSYS, ENOTSUP, EMLINK};
+  constexpr int kCannot[] = {EPERM, EINVAL, ENOSYS, ENOTSUP, EMLINK, EIO};
   const int error = renamed.sys_errno();
   if (!renamed.is_ok() && std::find(std::begin(kCannot), std::end(kCannot), error) != std::end(kCannot)) {
-    return Status::storage("rename", parent_of(to),
-                           "this file system has neither hard links nor a rename that replaces nothing", EOPNOTSUPP);
+    return Status::storage(
+        "rename", parent_of(to),
+        base::text("this file system has neither hard links (errno ", error, ") nor a rename that replaces nothing"),
+        EOPNOTSUPP);
   }
   return renamed;
 }

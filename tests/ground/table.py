@@ -63,7 +63,7 @@ def _row(kind: str, found: dict[str, Any]) -> str:
         "yes" if facts["flock"]["there"] else "no: local to a mount",
         _lateness(facts["late"]),
         "yes" if direct == "yes" else f"no (`{direct}`)",
-        "yes" if creating else "no: such a save fails",
+        "yes" if creating else "no: such a save is refused at its begin",
     )
     return f"| {' | '.join(cells)} |"
 
