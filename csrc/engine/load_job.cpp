@@ -163,7 +163,8 @@ Status LoadJob::explain(Status failure) const {
     return is_missing && is_same ? look_for(failure.path()) : Status::ok();
   });
   if (is_replaced) return changed("a newer commit replaced the checkpoint");
-  if (is_gone) {
+  // Damaged bytes are damage, whatever has become of the mark.
+  if (is_gone && is_missing) {
     Status removed = io::run_with_deadline(options_.io_timeout_s, "open", options_.directory,
                                            [directory = options_.directory, scope = options_.scope, failure] {
                                              return explain_removed("load", directory, scope, failure);
