@@ -43,7 +43,7 @@ def command(ctx: click.Context, path: str | None, as_json: bool) -> None:
     "broken".
 
     \b
-    Examples:
+    Example:
       bcp doctor /mnt/checkpoints
       bcp doctor s3://bucket/run
     """
