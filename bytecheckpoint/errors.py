@@ -54,10 +54,10 @@ class CheckpointError(Exception):
         self.errno: int | None = errno
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.path, self.errno), self._notes()
+        return type(self), (self.args[0], self.path, self.errno), self._state()
 
-    def _notes(self) -> dict[str, Any] | None:
-        """Returns the notes that ``add_note`` added, as the state to restore when the error is unpickled."""
+    def _state(self) -> dict[str, Any] | None:
+        """Returns what to restore when the error is unpickled: the notes that ``add_note`` added."""
         notes = getattr(self, "__notes__", None)
         return {"__notes__": notes} if notes else None
 
@@ -91,8 +91,8 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
 
     visible_within_s: float = 0.0
 
-    def _notes(self) -> dict[str, Any]:
-        return {**(super()._notes() or {}), "visible_within_s": self.visible_within_s}
+    def _state(self) -> dict[str, Any]:
+        return {**(super()._state() or {}), "visible_within_s": self.visible_within_s}
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError):
@@ -129,7 +129,7 @@ class OutOfStepError(CheckpointError, RuntimeError):
         self.calls = dict(calls or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.calls, self.path), self._notes()
+        return type(self), (self.args[0], self.calls, self.path), self._state()
 
 
 class CheckpointChangedError(CheckpointError):
@@ -194,7 +194,7 @@ class RankLostError(CheckpointError):
         self.ranks = dict(ranks or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.ranks, self.path), self._notes()
+        return type(self), (self.args[0], self.ranks, self.path), self._state()
 
 
 class SaveCancelledError(CheckpointError):
@@ -213,7 +213,7 @@ class SaveFailedError(CheckpointError):
         self.reasons = dict(reasons or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.reasons), self._notes()
+        return type(self), (self.args[0], self.reasons), self._state()
 
 
 # In the order of `base::Code` in csrc/base/status.h.

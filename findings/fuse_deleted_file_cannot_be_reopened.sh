@@ -33,8 +33,10 @@ apt-get download -qq mergerfs=2.33.5-1 gocryptfs=2.3-1+b4 bindfs=1.14.7-1 libfus
   exit 2
 }
 for package in *.deb; do dpkg-deb -x "$package" root; done
-libraries=$(dirname "$(find "$work/root" -name libfuse.so.2 -print -quit)")
-export PATH="$work/root/usr/bin:$PATH" LD_LIBRARY_PATH="$libraries"
+folder_of() { dirname "$(find "$work/root" ! -type d -name "$1" -print -quit)"; }
+PATH="$(folder_of gocryptfs):$PATH"
+LD_LIBRARY_PATH="$(folder_of libfuse.so.2)"
+export PATH LD_LIBRARY_PATH
 
 mkdir at.{mergerfs,gocryptfs,bindfs} of.{mergerfs,gocryptfs,bindfs}
 echo "not a secret" > word

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bytecheckpoint import _core
-from bytecheckpoint.checkpoint.folders import Place, is_folder, known
+from bytecheckpoint.checkpoint.folders import Place, known
 from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.newest import Newest, newest_whole
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
@@ -153,12 +153,12 @@ def _wait_until_seen(asked: str, path: Path, rank: int, timeout_s: float) -> Non
         StorageError: It does not.
     """
     until = time.monotonic() + timeout_s
-    while not is_folder(path):
+    while not path.is_dir():
         if time.monotonic() > until or not _core.look_anew(str(path)):
             raise StorageError(
                 f"{asked}({path.parent}): the lowest rank has found {path.name}, and rank {rank} on "
-                f"{socket.gethostname()} does not see that folder: pass a folder that all "
-                "ranks share, as they must to load from it",
+                f"{socket.gethostname()} does not see that folder: pass a folder that all ranks share, as they must to "
+                "load from it",
                 str(path),
                 ENOENT,
             )

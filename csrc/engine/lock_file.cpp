@@ -146,11 +146,11 @@ base::Result<LockFile> LockFile::lock(LockFile lock) {
   lock.owner_ = ::getpid();
   lock.track();
   BCP_FAILPOINT(kBeginTmpCreated);
-  // Some file systems create the file for other machines only now. Whoever looks at others must be seen by them.
   const auto busy = [&] {
     (void)lock.remove();
     return Status::make(Code::kBusy, base::text("lock(", path, "): another save is beginning at this path"), path);
   };
+  // Some file systems create the file for other machines only now. Whoever looks at others must be seen by them.
   if (Status flushed = lock.file_.flush(); !flushed.is_ok()) {
     if (is_of_removed(flushed.sys_errno())) return busy();
     (void)lock.remove();

@@ -36,11 +36,9 @@ base::Result<ManifestReader> ManifestReader::open(const std::string& directory, 
 
 base::Result<ManifestReader> ManifestReader::open_once(const std::string& directory, Scope scope, double io_timeout_s) {
   const std::string path = io::join(directory, mark_name(scope));
-  io::freshen(directory);
-  base::Result<io::File> opened = io::File::open(directory, mark_name(scope), false);
-  if (!opened.is_ok()) return mark_failure(opened.status(), path);
+  BCP_ASSIGN_OR_RETURN(io::File opened, open_mark(directory, scope));
   const io::DeleteInBackground end{io_timeout_s > 0};
-  const std::shared_ptr<io::File> file(new io::File(std::move(opened.value())), end);
+  const std::shared_ptr<io::File> file(new io::File(std::move(opened)), end);
   const std::shared_ptr<io::IoDeadline> deadline(new io::IoDeadline(io_timeout_s), end);
   BCP_ASSIGN_OR_RETURN(const int64_t file_bytes, file->size());
   const format::ReadInto read = [file, deadline](int64_t offset, int64_t size, char* into) -> Status {

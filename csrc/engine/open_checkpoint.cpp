@@ -138,29 +138,20 @@ Status check_large(io::File& file, int64_t size) {
                          text(size, " bytes needed, but only ", available, " bytes of memory are available"), ENOMEM);
 }
 
-}  // namespace
-
-namespace {
-
 base::Result<Mark> read_mark_once(const std::string& directory, Scope scope) {
-  io::freshen(directory);
-  base::Result<io::File> file = io::File::open(directory, mark_name(scope), /*direct=*/false);
-  if (!file.is_ok()) return mark_failure(file.status(), io::join(directory, mark_name(scope)));
-  BCP_ASSIGN_OR_RETURN(const int64_t size, file.value().size());
-  if (size > kLargeMarkBytes) BCP_RETURN_IF_ERROR(check_large(file.value(), size));
+  BCP_ASSIGN_OR_RETURN(io::File file, open_mark(directory, scope));
+  BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
+  if (size > kLargeMarkBytes) BCP_RETURN_IF_ERROR(check_large(file, size));
   Mark mark;
-  BCP_ASSIGN_OR_RETURN(mark.version, file.value().version());
-  BCP_ASSIGN_OR_RETURN(mark.bytes, file.value().read(0, size));
+  BCP_ASSIGN_OR_RETURN(mark.version, file.version());
+  BCP_ASSIGN_OR_RETURN(mark.bytes, file.read(0, size));
   return mark;
 }
 
 base::Result<std::string> identity_of_mark_once(const std::string& directory, Scope scope) {
-  io::freshen(directory);
-  base::Result<io::File> file = io::File::open(directory, mark_name(scope), /*direct=*/false);
-  if (!file.is_ok()) {
-    const Status failure = mark_failure(file.status(), io::join(directory, mark_name(scope)));
-    return failure.code() == Code::kNotFound ? base::Result<std::string>(std::string()) : failure;
-  }
+  base::Result<io::File> file = open_mark(directory, scope);
+  if (file.status().code() == Code::kNotFound) return std::string();
+  if (!file.is_ok()) return file.status();
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.value().size());
   const int64_t tail = std::min(size, format::kMetadataTrailerBytes);
   BCP_ASSIGN_OR_RETURN(const std::string last, file.value().read(size - tail, tail));
@@ -177,9 +168,12 @@ base::Result<std::string> identity_of_mark(const std::string& directory, Scope s
   return io::read_what_is_there([&] { return identity_of_mark_once(directory, scope); });
 }
 
-Status mark_failure(Status status, const std::string& path) {
-  const int error = status.sys_errno();
-  if (error != ENOENT && error != ENOTDIR) return status;
+base::Result<io::File> open_mark(const std::string& directory, Scope scope) {
+  io::freshen(directory);
+  base::Result<io::File> file = io::File::open(directory, mark_name(scope), /*direct=*/false);
+  const int error = file.status().sys_errno();
+  if (error != ENOENT && error != ENOTDIR) return file;
+  const std::string path = io::join(directory, mark_name(scope));
   return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there"), path, error);
 }
 

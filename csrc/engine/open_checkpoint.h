@@ -6,6 +6,7 @@
 #include "csrc/base/status.h"
 #include "csrc/engine/names.h"
 #include "csrc/format/manifest.h"
+#include "csrc/io/file.h"
 
 namespace bytecheckpoint::engine {
 
@@ -28,8 +29,8 @@ base::Result<Mark> read_mark(const std::string& directory, Scope scope);
 /// Returns what another commit mark of this name would not have: its length and its last bytes. Empty if there is none.
 /// \returns kStorage.
 base::Result<std::string> identity_of_mark(const std::string& directory, Scope scope);
-/// Turns the error of opening the mark at `path` into kNotFound if nothing is there; else returns `status`.
-base::Status mark_failure(base::Status status, const std::string& path);
+/// Opens a commit mark as the server has it now. \returns kNotFound if there is none. What `io::File::open` returns.
+base::Result<io::File> open_mark(const std::string& directory, Scope scope);
 /// Decodes and checks a commit mark, as `open_checkpoint` does.
 base::Result<format::Manifest> decode_mark(const std::string& directory, const Mark& mark, const OpenOptions& options);
 

@@ -35,16 +35,7 @@ std::string parent_of(const std::string& path) {
 }
 
 int open_directory(const std::string& path) {
-  int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0 && (errno == ENOENT || errno == ESTALE)) {
-    const int error = errno;
-    if (look_anew(parent_of(path))) {
-      fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    } else {
-      errno = error;
-    }
-  }
-  return fd;
+  return call_until_seen(parent_of(path), [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
 }
 
 namespace {
@@ -66,13 +57,10 @@ base::Result<EntryType> entry_type(const std::string& path) {
     return found.status().sys_errno() == ENOENT ? base::Result<EntryType>(EntryType::kAbsent) : found.status();
   }
   struct stat info;
-  int outcome = ::lstat(path.c_str(), &info);
-  if (outcome != 0 && errno == ENOENT) {
-    if (!look_anew(parent_of(path))) return EntryType::kAbsent;
-    outcome = ::lstat(path.c_str(), &info);
-    if (outcome != 0 && errno == ENOENT) return EntryType::kAbsent;
+  if (call_until_seen(parent_of(path), [&] { return ::lstat(path.c_str(), &info); }) != 0) {
+    if (errno == ENOENT) return EntryType::kAbsent;
+    return Status::storage("lstat", path, "", errno);
   }
-  if (outcome != 0) return Status::storage("lstat", path, "", errno);
   if (S_ISREG(info.st_mode)) return EntryType::kRegular;
   return S_ISDIR(info.st_mode) ? EntryType::kDirectory : EntryType::kOther;
 }

@@ -68,7 +68,7 @@ int open_retrying(const char* path, int flags, mode_t mode, int directory = AT_F
 /// Opens a file below a directory that is open for reading: NFS then asks its server about the name, which it does not
 /// below O_PATH, the way for a directory that this user may enter but not list. \returns the descriptor; -1 with errno.
 int open_in(const std::string& directory, const std::string& name, int flags) {
-  int in = open_directory(directory);
+  int in = open_retrying(directory.c_str(), O_RDONLY | O_DIRECTORY, 0);
   if (in < 0 && errno == EACCES) in = open_retrying(directory.c_str(), O_PATH | O_DIRECTORY, 0);
   if (in < 0) return -1;
   const int fd = open_beneath(in, name, flags);
@@ -120,14 +120,7 @@ base::Result<File> File::open(const std::string& directory, const std::string& n
   File file;
   file.path_ = join(directory, name);
   const int flags = O_RDONLY | (direct ? O_DIRECT : 0);
-  file.fd_ = open_in(directory, name, flags);
-  if (file.fd_ < 0 && (errno == ENOENT || errno == ESTALE)) {
-    const int error = errno;
-    if (look_anew(directory))
-      file.fd_ = open_in(directory, name, flags);
-    else
-      errno = error;
-  }
+  file.fd_ = call_until_seen(directory, [&] { return open_in(directory, name, flags); });
   const int error = errno;
   if (file.fd_ < 0 && direct && error == EINVAL) return open(directory, name, false);
   if (file.fd_ < 0 && (error == ELOOP || error == EXDEV)) {

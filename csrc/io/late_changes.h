@@ -23,6 +23,18 @@ void freshen(const std::string& directory);
 /// \returns false, without having asked, on a local file system: what is missing there is missing.
 bool look_anew(const std::string& directory);
 
+/// Makes a system call again, after a second look at `directory`, if what it needs is not there or was replaced.
+/// \param call  Returns what the system call does: a negative number and errno if it fails.
+template <class Call>
+int call_until_seen(const std::string& directory, const Call& call) {
+  const int outcome = call();
+  const int error = errno;
+  if (outcome >= 0 || (error != ENOENT && error != ESTALE)) return outcome;
+  if (look_anew(directory)) return call();
+  errno = error;
+  return outcome;
+}
+
 /// Whether a failure is one of those that end when a change is seen: a missing name, a file that was replaced, and one
 /// that ends early.
 bool may_be_late(const base::Status& failure);

@@ -8,10 +8,9 @@ import subprocess
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any
 
 from support.ports import free_port
-from support.server_processes import ServerProcesses, wait_for_bucket
+from support.server_processes import ServerProcesses, options_for, wait_for_bucket
 
 __all__ = ["PACKAGES", "CephRgw"]
 
@@ -80,13 +79,7 @@ class CephRgw:
             self._start("radosgw", "-n", "client.rgw")
             self._run("radosgw-admin", "-n", "client.rgw", "user", "create", "--uid=tests", "--display-name=tests",
                       "--access-key=key", f"--secret-key={_SECRET}")  # fmt: skip
-            self.options: dict[str, Any] = {
-                "endpoint": f"http://127.0.0.1:{rgw}",
-                "access_key_id": "key",
-                "secret_access_key": _SECRET,
-                "region": "us-east-1",
-                "client_options": {"pool_max_idle_per_host": "0"},  # no connection outlives a test
-            }
+            self.options = options_for(rgw, "key", _SECRET)
             wait_for_bucket(self.options, self._processes)
         except BaseException:  # nobody else could end the processes
             self.close()

@@ -354,14 +354,6 @@ int do_rmdir(const char* path) {
   return 0;
 }
 
-int do_chmod(const char* path, mode_t mode, fuse_file_info*) {
-  const Lock lock(world.mutex);
-  const NodePtr node = find(path);
-  if (node == nullptr) return -ENOENT;
-  node->mode = (node->mode & S_IFMT) | (mode & ~S_IFMT);
-  return 0;
-}
-
 /// Sets all times of a file, also that of its last change.
 int do_utimens(const char* path, const timespec* times, fuse_file_info*) {
   const Lock lock(world.mutex);
@@ -398,7 +390,6 @@ fuse* mount(intptr_t machine, char* program, const char* mount_point) {
   operations.rename = do_rename;
   operations.mkdir = do_mkdir;
   operations.rmdir = do_rmdir;
-  operations.chmod = do_chmod;
   operations.utimens = do_utimens;
   char* arguments[] = {program, nullptr};
   fuse_args args{1, arguments, 0};

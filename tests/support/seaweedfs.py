@@ -10,9 +10,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from support.ports import free_port
+from support.server_processes import options_for
 
 __all__ = ["SeaweedFS", "find_weed"]
 
@@ -49,13 +49,7 @@ class SeaweedFS:
         command += [f"-s3.config={root / 's3.json'}", "-master.volumeSizeLimitMB=64", "-volume.max=200"]
         self._log = (root / "log").open("w+")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, cwd=root)
-        self.options: dict[str, Any] = {
-            "endpoint": f"http://127.0.0.1:{s3}",
-            "access_key_id": "key",
-            "secret_access_key": _SECRET,
-            "region": "us-east-1",
-            "client_options": {"pool_max_idle_per_host": "0"},  # no connection outlives a test
-        }
+        self.options = options_for(s3, "key", _SECRET)
         self.filer = f"127.0.0.1:{filer}"
         self.pid = self._process.pid
         try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ServerProcesses", "wait_for_bucket"]
+__all__ = ["ServerProcesses", "options_for", "wait_for_bucket"]
 
 _START_LIMIT_S = 180.0
 _BUCKET = "checkpoints"
@@ -54,6 +54,17 @@ class ServerProcesses:
         for process in reversed(self._processes):
             process.kill()
             process.wait()
+
+
+def options_for(port: int, access_key_id: str, secret: str) -> dict[str, Any]:
+    """Returns the ``storage_options`` for a store that speaks S3 at ``port``."""
+    return {
+        "endpoint": f"http://127.0.0.1:{port}",
+        "access_key_id": access_key_id,
+        "secret_access_key": secret,
+        "region": "us-east-1",
+        "client_options": {"pool_max_idle_per_host": "0"},  # no connection outlives a test
+    }
 
 
 def wait_for_bucket(options: Mapping[str, Any], processes: ServerProcesses) -> None:

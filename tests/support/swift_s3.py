@@ -7,10 +7,9 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from support.ports import free_port
-from support.server_processes import ServerProcesses, wait_for_bucket
+from support.server_processes import ServerProcesses, options_for, wait_for_bucket
 
 __all__ = ["PACKAGES", "Swift"]
 
@@ -90,13 +89,7 @@ class Swift:
                 self._start(kind, root, port, _STORAGE.format(kind=kind))
             port = free_port()
             self._start("proxy", root, port, _PROXY.format(secret=_SECRET))
-            self.options: dict[str, Any] = {
-                "endpoint": f"http://127.0.0.1:{port}",
-                "access_key_id": "key:user",
-                "secret_access_key": _SECRET,
-                "region": "us-east-1",
-                "client_options": {"pool_max_idle_per_host": "0"},  # no connection outlives a test
-            }
+            self.options = options_for(port, "key:user", _SECRET)
             wait_for_bucket(self.options, self._processes)
         except BaseException:  # nobody else could end the processes
             self.close()
