@@ -15,6 +15,8 @@ import torch
 
 import bytecheckpoint
 
+# No free stretch of pages has this order (include/linux/mmzone.h), so none is reported.
+_MOST_ORDER = 10
 PACKAGES = ("torch", "safetensors", "torch_checkpointing", "fastsafetensors", "runai-model-streamer")
 
 
@@ -26,6 +28,7 @@ def facts(directory: Path) -> dict[str, Any]:
         "cpu": _field(Path("/proc/cpuinfo"), "model name"),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30), 1),
         "file_system": _file_system(directory),
+        "free_page_reporting": _gives_free_pages_back(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": version("torch"),
@@ -70,6 +73,14 @@ def command(script: str, arguments: argparse.Namespace, parser: argparse.Argumen
         values = value if isinstance(value, (list, tuple)) else [] if value is True else [value]
         words += [*action.option_strings[-1:], *map(str, values)]
     return " ".join(words)
+
+
+def _gives_free_pages_back() -> bool:
+    """Whether this is a virtual machine that returns free pages to its host. It waits for each again: writes through
+    the page cache then take up to three times as long in some minutes as in others.
+    """
+    order = Path("/sys/module/page_reporting/parameters/page_reporting_order")
+    return order.exists() and int(order.read_text()) < _MOST_ORDER
 
 
 def _field(file: Path, name: str) -> str:

@@ -88,6 +88,9 @@ class FileImage {
 
   /// Appends the block table and the trailer, and hands the last slot to the writer. `entry()` is complete afterwards.
   base::Status finish_records();
+  /// Lets the writer's threads sync what is written of the file so far, beside the writes of the next one. `settle` is
+  /// as needed as without.
+  void sync_early() { pipeline_.writer->submit({&file_, {}, 0, position_, /*slot=*/-1}); }
   /// Sets the final size, syncs unless `sync` is false, and closes the file. Call it when the writer has written all of
   /// the file. An error of close fails the save even after an fsync, where it should be harmless: not every file system
   /// keeps to that.

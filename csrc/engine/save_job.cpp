@@ -22,6 +22,12 @@ namespace {
 /// files.
 constexpr size_t kMaxUnsettled = 64;
 
+/// Where several files are written, a save has at most so many large ones, and none ends before it has so many bytes.
+constexpr int64_t kFilesAtOnce = 16;
+constexpr int64_t kEnoughBytes = 64 << 20;
+/// How many times as many threads write there.
+constexpr int kThreadsThere = 2;
+
 /// Room for what a file has beside its records: padding, block table and trailer.
 int64_t overhead_bytes(int64_t file_bytes) {
   return (64 << 10) + file_bytes / format::kBlockBytes * static_cast<int64_t>(sizeof(uint32_t));
@@ -74,43 +80,52 @@ base::Result<FileImage*> SaveJob::image_for_record(int64_t bytes) {
                                          "a file there can have ", options_.max_file_bytes, " bytes: shard the tensor"),
                               options_.directory);
   }
-  if (image_open_ && (options_.one_file_a_record || is_too_long(images_.back()->position() + bytes))) {
-    BCP_RETURN_IF_ERROR(finish_image());
-  }
-  if (!image_open_) {
-    format::DataFileId id;
-    BCP_ASSIGN_OR_RETURN(id.file_id, draw_id());
-    id.rank = options_.rank;
-    id.number = static_cast<uint32_t>(images_.size());
-    // Noted before the call: if it creates the file and then fails, the clean-up must find the file.
-    file_names_.push_back(format::data_file_name(id));
-    std::unique_ptr<FileImage> image;
-    const auto create = [&]() -> base::Status {
-      BCP_ASSIGN_OR_RETURN(image, FileImage::create(options_.directory, id, options_.direct_io, options_.is_plain,
-                                                    {&*ring_, &free_slots_, writer_.get(), &deadline_, lane_}));
-      return base::Status::ok();
-    };
-    // The coordinator has made the directory; this machine may see it late.
-    BCP_RETURN_IF_ERROR(io::ask_until_seen(options_.directory, options_.visibility_timeout_s, create));
-    images_.push_back(std::move(image));
-    image_open_ = true;
-    if (images_.size() == 1) {
-      BCP_RETURN_IF_ERROR(deadline_.run("fallocate", options_.directory, [this, first = images_.back().get()] {
-        return options_.one_file_a_record ? io::check_room(options_.directory, options_.expected_bytes)
-                                          : first->reserve(options_.expected_bytes);
-      }));
-      BCP_FAILPOINT(kWriteFileReserved);
-    }
-  }
+  const bool is_full = image_open_ && (options_.one_file_a_record || is_too_long(images_.back()->position() + bytes) ||
+                                       (enough_bytes_ > 0 && images_.back()->position() >= enough_bytes_));
+  if (is_full) BCP_RETURN_IF_ERROR(finish_image());
+  if (!image_open_) BCP_RETURN_IF_ERROR(create_image());
   FileImage* image = images_.back().get();
   BCP_RETURN_IF_ERROR(image->pad_to(format::kRecordAlignment));
   return image;
 }
 
+base::Status SaveJob::create_image() {
+  format::DataFileId id;
+  BCP_ASSIGN_OR_RETURN(id.file_id, draw_id());
+  id.rank = options_.rank;
+  id.number = static_cast<uint32_t>(images_.size());
+  // Noted before the call: if it creates the file and then fails, the clean-up must find the file.
+  file_names_.push_back(format::data_file_name(id));
+  std::unique_ptr<FileImage> image;
+  const auto create = [&]() -> base::Status {
+    BCP_ASSIGN_OR_RETURN(image, FileImage::create(options_.directory, id, options_.direct_io, options_.is_plain,
+                                                  {&*ring_, &free_slots_, writer_.get(), &deadline_, lane_}));
+    return base::Status::ok();
+  };
+  // The coordinator has made the directory; this machine may see it late.
+  BCP_RETURN_IF_ERROR(io::ask_until_seen(options_.directory, options_.visibility_timeout_s, create));
+  images_.push_back(std::move(image));
+  image_open_ = true;
+  if (images_.size() > 1) return base::Status::ok();
+  FileImage* const first = images_.back().get();
+  BCP_RETURN_IF_ERROR(deadline_.run("fallocate", options_.directory, [this, first] {
+    if (!first->file().is_object() && !first->file().is_direct() && io::is_in_user_space(first->file().fd())) {
+      enough_bytes_ = std::max(kEnoughBytes, options_.expected_bytes / kFilesAtOnce);
+    }
+    return options_.one_file_a_record || enough_bytes_ > 0 ? io::check_room(options_.directory, options_.expected_bytes)
+                                                           : first->reserve(options_.expected_bytes);
+  }));
+  if (enough_bytes_ > 0) writer_->add_threads((kThreadsThere - 1) * options_.num_io_threads);
+  BCP_FAILPOINT(kWriteFileReserved);
+  return base::Status::ok();
+}
+
 base::Status SaveJob::finish_image() {
   if (!image_open_) return base::Status::ok();
   image_open_ = false;
-  return images_.back()->finish_records();
+  BCP_RETURN_IF_ERROR(images_.back()->finish_records());
+  if (enough_bytes_ > 0 && options_.sync) images_.back()->sync_early();
+  return base::Status::ok();
 }
 
 void SaveJob::note(const std::string& fqn, const tensor::Box& box, const format::Record& record) {
@@ -186,12 +201,12 @@ base::Status SaveJob::append_from_devices(std::vector<const TensorToWrite*> tens
 base::Result<size_t> SaveJob::end_of_file(const std::vector<RecordToFill>& records, size_t first,
                                           int64_t position) const {
   if (options_.one_file_a_record) return first + 1;
-  if (options_.max_file_bytes == 0) return records.size();
+  if (options_.max_file_bytes == 0 && enough_bytes_ == 0) return records.size();
   for (size_t r = first; r < records.size(); ++r) {
-    position = base::align_up(position, format::kRecordAlignment);
-    BCP_ASSIGN_OR_RETURN(const format::RecordExtent extent, records[r].extent_at(position));
-    position += extent.record_bytes;
-    if (r > first && is_too_long(position)) return r;
+    const int64_t begin = base::align_up(position, format::kRecordAlignment);
+    BCP_ASSIGN_OR_RETURN(const format::RecordExtent extent, records[r].extent_at(begin));
+    position = begin + extent.record_bytes;
+    if (r > first && (is_too_long(position) || (enough_bytes_ > 0 && begin >= enough_bytes_))) return r;
   }
   return records.size();
 }

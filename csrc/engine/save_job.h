@@ -71,6 +71,10 @@ struct SaveStats {
 /// A record lies in one file. The memory of a save is the ring, however large the state is.
 /// With one file a record, files that are complete are synced and closed before too many of them are open.
 ///
+/// A file system in user space without direct I/O takes the writes to one file one after the other, and has little on
+/// its disk before the file is synced. There a rank writes several files, more threads write, and each file is synced
+/// while the next is written.
+///
 /// Tensor records come before all others. After a failure the owner only ends the job. Its files belong to the
 /// coordinator, which deletes them by `file_names`.
 ///
@@ -134,6 +138,8 @@ class SaveJob {
   /// \returns kUnsupported if no file may be that long.
   base::Result<FileImage*> image_for_record(int64_t bytes);
   bool is_too_long(int64_t file_bytes) const;
+  /// Creates the next data file.
+  base::Status create_image();
   /// Returns how many of `records`, from `first` on, go into the file that is at `position`.
   base::Result<size_t> end_of_file(const std::vector<RecordToFill>& records, size_t first, int64_t position) const;
   base::Status finish_image();
@@ -150,8 +156,9 @@ class SaveJob {
   std::vector<std::unique_ptr<FileImage>> images_;
   std::unique_ptr<io::Writer> writer_;
   io::IoDeadline deadline_;
-  bool image_open_ = false;  // the last of images_ still takes records
-  size_t num_settled_ = 0;   // how many of images_, from the first, are synced and closed
+  bool image_open_ = false;   // the last of images_ still takes records
+  int64_t enough_bytes_ = 0;  // a file of that length ends; 0: no such length
+  size_t num_settled_ = 0;    // how many of images_, from the first, are synced and closed
   std::vector<std::string> file_names_;
   format::RecordLayouts layouts_;
   format::WriteResult result_;

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "csrc/base/bytes.h"
+#include "csrc/io/direct_io.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file_system.h"
 #include "csrc/io/journal.h"
@@ -32,13 +33,6 @@ constexpr int kNew = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
 /// Size of a request of `write_past_cache`. Larger ones were not faster on the disk that was measured.
 constexpr size_t kBufferBytes = 4 << 20;
 
-bool is_aligned(const void* bytes, int64_t size, int64_t offset) {
-  return (reinterpret_cast<uintptr_t>(bytes) % kDirectAlignment | static_cast<uint64_t>(size) % kDirectAlignment |
-          static_cast<uint64_t>(offset) % kDirectAlignment) == 0;
-}
-
-/// Whether `take_refusal_of_direct` has something to tell.
-std::atomic<bool> refused_direct{false};
 /// Held while a file is opened once more.
 std::mutex reopening;
 
@@ -136,6 +130,7 @@ base::Result<File> File::open(const std::string& directory, const std::string& n
   if (!S_ISREG(info.st_mode)) {
     return Status::storage("open", file.path_, "not a regular file", S_ISDIR(info.st_mode) ? EISDIR : EINVAL);
   }
+  if (direct && !takes_direct(file.fd_, info.st_dev, /*is_new=*/false)) return open(directory, name, false);
   return file;
 }
 
@@ -156,6 +151,13 @@ base::Result<File> File::create(const std::string& path, bool direct) {
   if (file.fd_ < 0) return Status::storage("open", path, "create", errno);
   file.direct_ = direct;
   BCP_JOURNAL(created(file.fd_, path));
+  struct stat info;
+  if (direct && ::fstat(file.fd_, &info) != 0) return Status::storage("fstat", path, "", errno);
+  if (direct && !takes_direct(file.fd_, info.st_dev, /*is_new=*/true)) {
+    BCP_RETURN_IF_ERROR(file.stop_direct());
+    // Nothing was transferred through the first descriptor.
+    if (file.buffered_ >= 0) ::close(std::exchange(file.fd_, std::exchange(file.buffered_, -1)));
+  }
   return file;
 }
 
@@ -190,10 +192,6 @@ Status File::stop_direct() {
   return Status::ok();
 }
 
-bool take_refusal_of_direct() {
-  return refused_direct.exchange(false);
-}
-
 Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
   if (upload_ != nullptr) return upload_->write_at(static_cast<const uint8_t*>(bytes), size, offset);
   const auto* from = static_cast<const char*>(bytes);
@@ -213,7 +211,7 @@ Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
     if (written < 0) {
       if (errno == EINTR) continue;
       if (errno == EINVAL && direct) {
-        refused_direct = true;
+        note_refusal_of_direct();
         BCP_RETURN_IF_ERROR(stop_direct());
         continue;
       }
@@ -305,7 +303,7 @@ base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, i
     if (got < 0) {
       if (errno == EINTR) continue;
       if (errno == EINVAL && direct) {
-        refused_direct = true;
+        note_refusal_of_direct();
         BCP_RETURN_IF_ERROR(stop_direct());
         continue;
       }

@@ -10,13 +10,11 @@
 
 #include "csrc/base/file_version.h"
 #include "csrc/base/status.h"
+#include "csrc/io/direct_io.h"
 #include "csrc/io/object_store.h"
 #include "csrc/io/open_directory.h"
 
 namespace bytecheckpoint::io {
-
-/// The alignment of buffers, offsets and lengths that is enough for O_DIRECT on every file system we know.
-inline constexpr int64_t kDirectAlignment = 4096;
 
 /// One open file, or object of a store (`object_store.h`). The only place that handles EINTR, short transfers, O_DIRECT
 /// and fsync.
@@ -25,9 +23,9 @@ inline constexpr int64_t kDirectAlignment = 4096;
 /// or `close` has succeeded.
 ///
 /// With `direct`, O_DIRECT is used if the file system has it and the transfer is aligned. Any other transfer goes
-/// through the page cache, without an error: direct I/O changes the speed, not the result. On a file system in user
-/// space the first of those opens the file once more, without O_DIRECT: such a server knows the flags of the open
-/// alone.
+/// through the page cache, without an error: direct I/O changes the speed, not the result. Whether a file system in
+/// user space has it is found out by a transfer, once a process. There an unaligned transfer opens the file once more,
+/// without O_DIRECT: such a server knows the flags of the open alone.
 ///
 /// Offsets are absolute; the file has no position. Any thread may call `read_at` and `write_at`, on disjoint ranges.
 /// Errors name operation, path, offset and sizes.
@@ -85,6 +83,8 @@ class File {
 
   int fd() const { return fd_; }
   bool is_open() const { return fd_ >= 0 || is_object(); }
+  /// Whether transfers that are aligned go past the page cache.
+  bool is_direct() const { return direct_; }
   const std::string& path() const { return path_; }
   bool is_object() const { return store_ != nullptr || upload_ != nullptr; }
 
@@ -112,10 +112,6 @@ class File {
   std::shared_ptr<Upload> upload_;
   std::atomic<bool> direct_{false};
 };
-
-/// Whether a file system has refused direct transfers in this process since the last call, though it had opened a file
-/// for them. They went through the page cache.
-bool take_refusal_of_direct();
 
 /// Reads a whole small file through the page cache. \returns kStorage, with ENOENT if it is absent.
 base::Result<std::string> read_file(const std::string& directory, const std::string& name);

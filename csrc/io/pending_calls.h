@@ -23,6 +23,11 @@ class PendingCalls {
       : timeout_s_(timeout_s), calls_(static_cast<size_t>(timeout_s > 0 ? num_threads : 0)) {}
 
   bool is_bounded() const { return timeout_s_ > 0; }
+  /// Makes room for the calls of more threads.
+  void add_threads(int num_threads) {
+    base::MutexLock lock(mutex_);
+    if (is_bounded()) calls_.resize(calls_.size() + static_cast<size_t>(num_threads));
+  }
   /// Notes that a call begins. \param operation  A string literal.
   void begin(int thread, std::string_view operation, const std::string& path) {
     if (!is_bounded()) return;

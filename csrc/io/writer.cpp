@@ -14,20 +14,27 @@ Writer::Writer(const WriterOptions& options, std::function<void(int)> released)
     : queue_(options.capacity),
       released_(std::move(released)),
       bytes_per_s_(options.bytes_per_s),
+      niceness_(options.niceness),
       trace_(options.trace),
-      pending_(options.num_threads, options.io_timeout_s),
-      running_(options.num_threads) {
-  threads_.reserve(static_cast<size_t>(options.num_threads));
+      pending_(0, options.io_timeout_s) {
   try {
-    for (int t = 0; t < options.num_threads; ++t) {
-      threads_.push_back(base::named_thread("bcp-write", [this, t, niceness = options.niceness] {
-        base::add_niceness(niceness);
-        run(t);
-      }));
-    }
+    add_threads(options.num_threads);
   } catch (const std::system_error&) {
     stop();
     throw;
+  }
+}
+
+void Writer::add_threads(int num_threads) {
+  pending_.add_threads(num_threads);
+  threads_.reserve(threads_.size() + static_cast<size_t>(num_threads));
+  for (int added = 0; added < num_threads; ++added) {
+    threads_.push_back(base::named_thread("bcp-write", [this, t = static_cast<int>(threads_.size())] {
+      base::add_niceness(niceness_);
+      run(t);
+    }));
+    base::MutexLock lock(mutex_);
+    ++running_;
   }
 }
 
@@ -101,20 +108,25 @@ void Writer::wait_for_turn(int64_t bytes) {
   failed_.wait_until(lock, turn, [&] { return !first_failure_.is_ok(); });
 }
 
+base::Status Writer::carry_out(const WriteRequest& request, int thread, base::TraceLane* lane) {
+  const bool is_sync = request.slot < 0;
+  pending_.begin(thread, is_sync ? "fsync" : "pwrite", request.file->path());
+  base::Status outcome;
+  {
+    const base::SpanTimer timer(lane, is_sync ? base::Phase::kSync : base::Phase::kWrite, request.size);
+    outcome = is_sync ? request.file->sync() : request.file->write_at(request.pieces, request.offset);
+  }
+  pending_.end(thread);
+  if (!is_sync) BCP_FAILPOINT(kWriteData);
+  return outcome;
+}
+
 void Writer::run(int thread) {
   base::TraceLane* const lane = base::lane_of(trace_, "write " + std::to_string(thread));
   while (const auto request = queue_.pop()) {
     wait_for_turn(request->size);
     base::Status outcome = status();
-    if (outcome.is_ok()) {
-      pending_.begin(thread, "pwrite", request->file->path());
-      {
-        const base::SpanTimer timer(lane, base::Phase::kWrite, request->size);
-        outcome = request->file->write_at(request->pieces, request->offset);
-      }
-      pending_.end(thread);
-      BCP_FAILPOINT(kWriteData);
-    }
+    if (outcome.is_ok()) outcome = carry_out(*request, thread, lane);
     {
       base::MutexLock lock(mutex_);
       if (outcome.is_ok()) {
@@ -125,7 +137,7 @@ void Writer::run(int thread) {
       }
       if (--unwritten_ == 0) ended_.notify_all();
     }
-    released_(request->slot);
+    if (request->slot >= 0) released_(request->slot);
   }
   base::MutexLock lock(mutex_);
   if (--running_ == 0) ended_.notify_all();

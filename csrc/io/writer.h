@@ -18,6 +18,7 @@
 namespace bytecheckpoint::io {
 
 /// Bytes to write to a file: those of a slot, and others between them. The file and the bytes must outlive the request.
+/// Without a slot: a file to sync.
 struct WriteRequest {
   File* file = nullptr;
   std::vector<std::string_view> pieces;  // go to the file one behind another
@@ -51,6 +52,8 @@ class Writer {
   /// Waits for all that was submitted, also for a write that takes too long.
   ~Writer();
 
+  /// Starts more threads. Called by the thread that submits.
+  void add_threads(int num_threads);
   /// Queues a request. Blocks while the queue is full.
   void submit(WriteRequest request);
   /// Returns the number of bytes written so far.
@@ -69,6 +72,7 @@ class Writer {
  private:
   /// Ends all threads and joins them.
   void stop();
+  base::Status carry_out(const WriteRequest& request, int thread, base::TraceLane* lane);
   void run(int thread);
   base::Status wait_until_zero(const int64_t& count);
   void fail(base::Status failure) BCP_REQUIRES(mutex_);
@@ -78,10 +82,11 @@ class Writer {
   base::BoundedQueue<WriteRequest> queue_;
   const std::function<void(int)> released_;
   const int64_t bytes_per_s_;
+  const int niceness_;
   const std::shared_ptr<base::Trace> trace_;
   PendingCalls pending_;
   base::Mutex mutex_;
-  int64_t running_ BCP_GUARDED_BY(mutex_);        // threads
+  int64_t running_ BCP_GUARDED_BY(mutex_) = 0;    // threads
   int64_t unwritten_ BCP_GUARDED_BY(mutex_) = 0;  // requests
   base::Status first_failure_ BCP_GUARDED_BY(mutex_);
   int64_t bytes_written_ BCP_GUARDED_BY(mutex_) = 0;

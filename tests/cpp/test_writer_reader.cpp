@@ -84,6 +84,28 @@ TEST_CASE("writer: drained it has written everything so far, and takes more") {
   CHECK(num_released == 100);
 }
 
+TEST_CASE("writer: threads may join it, and files are synced by them") {
+  const TempDir dir;
+  File file = test::value_of(File::create(dir / "file", false));
+  const std::string bytes(1000, 'x');
+  std::atomic<int> num_released{0};
+  Writer writer({1, 4, 0, 0, /*io_timeout_s=*/60}, [&](int) { ++num_released; });
+  for (int i = 0; i < 40; ++i) {
+    writer.submit(request(&file, bytes.data(), 1000, i * 1000, i));
+    if (i % 10 == 0) writer.add_threads(1);
+    if (i % 10 == 5) writer.submit({&file, {}, 0, 0, -1});
+  }
+  EXPECT_OK(writer.drain());
+  CHECK(writer.bytes_written() == 40'000);
+  CHECK(num_released == 40);
+  File never = test::value_of(File::open("/proc/self", "comm", false));  // which cannot be synced
+  writer.submit({&never, {}, 0, 0, -1});
+  const Status failure = writer.finish();
+  EXPECT_CODE(kStorage, failure);
+  CHECK(failure.message().find("fsync(/proc/self/comm") != std::string::npos);
+  CHECK(num_released == 40);
+}
+
 TEST_CASE("writer: a failure is the first one, nothing more is written, and slots keep coming back") {
   const TempDir dir;
   test::write_all(dir / "a", "");

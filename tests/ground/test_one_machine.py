@@ -155,6 +155,22 @@ def test_refused_direct_io_is_said_once(ground: Ground, machines: Machines, path
             assert said == []
 
 
+def files_of_a_large_save(path: Path) -> int:
+    """Saves 144 MiB, and loads it again. Returns in how many data files it is."""
+    saved = {f"w{i}": torch.full((4 << 20,), float(i)) for i in range(9)}
+    save_state_dict(path, saved, no_dist=True)
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+    load_state_dict(path, loaded, no_dist=True)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.items())
+    return len(list(path.glob("*.distcp")))
+
+
+def test_without_direct_io_a_large_save_has_several_files(ground: Ground, machines: Machines, path: Path) -> None:
+    """They are written at once, and each is synced while others are written."""
+    expected = 3 if "save" in REFUSES.get(ground.kind, []) else 1
+    assert machines[0].run(files_of_a_large_save, path).unwrap() == expected
+
+
 def prune_while_read(path: Path) -> list[str]:
     """Returns what is left once the reader has closed its file."""
     for step in (1, 2):

@@ -51,7 +51,7 @@ def statuses(run: Run) -> dict[str, str]:
 
 
 def ends(process: int) -> bool:
-    """Whether it ends within 10 s: what was killed goes when the kernel gets to it. What nobody waited for has ended."""
+    """Whether it ends within 10 s: what was killed goes when the kernel gets to it. A zombie has ended."""
     until = time.monotonic() + 10
     while time.monotonic() < until:
         try:
