@@ -409,6 +409,7 @@ class BcpReader(StorageReader):
         except CheckpointNotFoundError as error:
             if _core.look_anew(str(self.path)):
                 error.visible_within_s = self.config.visibility_timeout_s
+                error.args = (f"{error}; on this file system a commit of another machine may be seen late",)
             raise
 
     @property

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/inspect_folder.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -23,12 +25,21 @@ using base::text;
 // Most looks at a checkpoint that commits replace meanwhile, or of which a file may be seen late.
 constexpr int kMaxLooks = 4;
 constexpr std::chrono::milliseconds kBetweenLateLooks(500);
+// For so long after a commit, another machine may not see all of it.
+constexpr std::chrono::seconds kSeenLate(120);
 
 /// Returns the state of a checkpoint whose commit mark does not open, or of which a file is not as it was written.
 FolderState state_of(const Status& failure) {
   if (failure.code() == Code::kCorrupt) return FolderState::kCorrupt;
   const bool is_missing = failure.code() == Code::kStorage && failure.sys_errno() == ENOENT;
   return is_missing ? FolderState::kCorrupt : FolderState::kUnknown;
+}
+
+/// Whether a checkpoint was committed so recently, by the clock of this machine, that a part of it may be seen late.
+bool is_fresh(const std::string& directory, Scope scope) {
+  struct stat mark;
+  if (::stat(io::join(directory, mark_name(scope)).c_str(), &mark) != 0) return true;
+  return std::chrono::system_clock::now() - std::chrono::system_clock::from_time_t(mark.st_mtim.tv_sec) < kSeenLate;
 }
 
 /// Sorts the names in a directory by kind.
@@ -131,12 +142,16 @@ base::Result<FolderInspection> look(const std::string& directory, const std::str
     } else if (!again.value().head().foreign.has_value()) {
       *changed = found.save_ids.empty() || found.save_ids.back() != base::to_hex(again.value().head().save_id);
     }
+    found.state = state_of(outcome);
+    found.reason = outcome.message();
     if (!*changed && io::may_be_late(outcome) && io::look_anew(directory)) {
       *changed = true;
       std::this_thread::sleep_for(kBetweenLateLooks);
+      if (is_fresh(directory, scope)) {
+        found.state = FolderState::kUnknown;
+        found.reason += "; it was committed less than two minutes ago, and this file system may show files late";
+      }
     }
-    found.state = state_of(outcome);
-    found.reason = outcome.message();
     return found;
   }
   found.reason = coverage.fault();

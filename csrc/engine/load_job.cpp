@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "csrc/engine/check_files.h"
@@ -173,7 +174,16 @@ Status LoadJob::explain(Status failure) const {
   }
   if (!is_missing) return failure;
   if (unseen.is_ok() && is_same) return changed("a file was seen late");
-  // It is still the same checkpoint, so a missing file is damage.
+  // It is still the same checkpoint, so a missing file is damage, unless it may be seen yet.
+  if (io::look_anew(options_.directory)) {
+    return Status::make(Code::kStorage,
+                        text("it is not known whether this checkpoint is damaged: ", failure.message(),
+                             "; the file system may show late what another machine has written, and was asked for ",
+                             static_cast<int64_t>(std::ceil(options_.visibility_timeout_s)),
+                             " s (visibility_timeout_s): load again, or verify it on the "
+                             "machine that wrote it"),
+                        failure.path(), failure.sys_errno());
+  }
   if (failure.code() == Code::kCorrupt) return failure;
   return Status::make(Code::kCorrupt, text("a data file of the checkpoint is missing: ", failure.message()),
                       failure.path(), ENOENT);

@@ -85,29 +85,31 @@ def _gocryptfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
     return _fuse("gocryptfs", "gocryptfs", "-fg", "-sharedstorage", *word, "{real}", "{at}")(stack, root)
 
 
-def _overlayfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
-    # An overlay cannot lie on another one, as the root of a container may be.
-    below = stack.enter_context(mounted(root / "disk", "-t", "tmpfs", "none", untested=untested("overlayfs")))
-    for name in ("lower", "upper", "work"):
-        (below / name).mkdir()
-    options = f"lowerdir={below}/lower,upperdir={below}/upper,workdir={below}/work"
-    at = stack.enter_context(
-        mounted(root / "at", "-t", "overlay", "overlay", "-o", options, untested=untested("overlayfs"))
-    )
-    return at, at
-
-
-def _disk(kind: str, num_mib: int, *command: str) -> Mount:
-    """Returns what mounts a new disk in a file."""
+def _disk(kind: str, *command: str, mounted_as: str = "") -> Mount:
+    """Returns what mounts a new disk in a file, which takes room as it is written to."""
 
     def mount(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
         image = root / "disk.img"
-        file_system_in_file(image, num_mib << 20, *command, untested=untested(kind))
-        at = stack.enter_context(mounted(root / "at", "-t", kind, "-o", "loop", str(image), untested=untested(kind)))
+        file_system_in_file(image, _DISK_BYTES, *command, untested=untested(kind))
+        at = stack.enter_context(mounted(root / "at", "-t", mounted_as or kind, "-o", "loop", str(image), untested=untested(kind)))
         return at, at
 
     return mount
 
+
+def _overlayfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+    # An overlay cannot lie on another one, as the root of a container may be.
+    below, _ = _disk("overlayfs", "mkfs.ext4", "-q", mounted_as="ext4")(stack, root)
+    for name in ("lower", "upper", "work"):
+        (below / name).mkdir()
+    options = f"lowerdir={below}/lower,upperdir={below}/upper,workdir={below}/work"
+    at = stack.enter_context(
+        mounted(root / "over", "-t", "overlay", "overlay", "-o", options, untested=untested("overlayfs"))
+    )
+    return at, at
+
+
+_DISK_BYTES = 4 << 30
 
 KINDS: dict[str, Mount] = {
     "bindfs": _fuse("bindfs", "bindfs", "-f", "{real}", "{at}"),
@@ -117,7 +119,7 @@ KINDS: dict[str, Mount] = {
     "sshfs": sshfs(),
     "gocryptfs": _gocryptfs,
     "overlayfs": _overlayfs,
-    "xfs": _disk("xfs", 320, "mkfs.xfs", "-q"),
-    "btrfs": _disk("btrfs", 320, "mkfs.btrfs", "-q"),
+    "xfs": _disk("xfs", "mkfs.xfs", "-q"),
+    "btrfs": _disk("btrfs", "mkfs.btrfs", "-q"),
 }
 """The name of each kind, and what mounts it in an empty directory and returns its two views."""

@@ -21,10 +21,10 @@ from support.fork_server import ForkServer
 from support.late import late
 from support.mounts import mount_for_this_process
 from support.ranks import run_ranks
-from support.saves import SaveRequest, attempt, generation_on_disk, load_then_save, names_in
+from support.saves import SaveRequest, attempt, generation_on_disk, load_then_save, names_in, state
 
-from bytecheckpoint import load_state_dict, prune, save_state_dict
-from bytecheckpoint.errors import CheckpointSupersededError
+from bytecheckpoint import Config, load_state_dict, prune, save_state_dict, scan_steps
+from bytecheckpoint.errors import CheckpointSupersededError, StorageError
 
 A, B = 1, 2
 
@@ -151,6 +151,23 @@ def test_ranks_that_are_behind_read_again(options: str, tmp_path: Path) -> None:
         views = late(options, "of=a")(stack, tmp_path)
         (tmp_path / "at").mkdir()
         assert run_ranks(2, load_what_one_rank_saved, views, tmp_path / "at") == [[1.0, 2.0], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("paths", [("create=3600", "blind=.distcp:1000000", "of=a")], indirect=True)
+def test_a_file_that_may_be_seen_yet_is_not_called_damage(paths: list[Path]) -> None:
+    """Long after the commit it is: then `prune(remove_corrupt=True)` may remove the checkpoint."""
+    config = Config(visibility_timeout_s=0.5)
+    with pytest.raises(StorageError, match="not known whether this checkpoint is damaged"):
+        load_state_dict(paths[1], state(0), no_dist=True, config=config)
+    run = paths[0].parent / "run"
+    for step in (1, 2):
+        assert attempt(SaveRequest(run / f"step-{step}", step)).errors == {}
+    seen = paths[1].parent / "run"
+    for age_s, judged in ((0, "unknown"), (3600, "corrupt")):
+        then = time.time() - age_s
+        for step in (1, 2):
+            os.utime(run / f"step-{step}" / ".metadata", (then, then))
+        assert [folder.state for folder in scan_steps(seen)] == [judged, judged]
 
 
 @pytest.mark.parametrize("paths", [()], indirect=True)
