@@ -91,7 +91,9 @@ def _disk(kind: str, *command: str, mounted_as: str = "") -> Mount:
     def mount(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
         image = root / "disk.img"
         file_system_in_file(image, _DISK_BYTES, *command, untested=untested(kind))
-        at = stack.enter_context(mounted(root / "at", "-t", mounted_as or kind, "-o", "loop", str(image), untested=untested(kind)))
+        at = stack.enter_context(
+            mounted(root / "at", "-t", mounted_as or kind, "-o", "loop", str(image), untested=untested(kind))
+        )
         return at, at
 
     return mount
