@@ -31,9 +31,9 @@ from rich.table import Table
 # File systems and machines are those of the tests. Their package comes before this script, which has its name.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from ground.mounts import KINDS, Ground
-from ground.shared_mounts import NFS_KINDS, SHARED_KINDS
+from ground.shared_mounts import NFS_KINDS, SHARED_KINDS, SLOW_KINDS
 
-ALL_KINDS = (*KINDS, *SHARED_KINDS, *NFS_KINDS)
+ALL_KINDS = (*KINDS, *SHARED_KINDS, *SLOW_KINDS, *NFS_KINDS)
 # A tensor of the kind "small" has 16 KiB.
 _SMALL_GB = (16 << 10) / 1e9
 _LIMIT_S = 3600.0
@@ -50,7 +50,7 @@ def started(kind: str, folder: Path) -> Iterator[Ground]:
         if kind in NFS_KINDS:
             yield NFS_KINDS[kind](stack, folder)
         else:
-            yield Ground(kind, (KINDS | SHARED_KINDS)[kind](stack, folder))
+            yield Ground(kind, (KINDS | SHARED_KINDS | SLOW_KINDS)[kind](stack, folder))
 
 
 def measure_on(ground: Ground, sizes: dict[str, float], repetitions: int) -> dict[str, Seconds]:

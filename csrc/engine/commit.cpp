@@ -126,7 +126,7 @@ Status Commit::begin_slowly() {
   // Also a quota may leave no room for a third checkpoint, and it may be another rank that meets it.
   io::wait_until_freed();
   if (!o.overwrite && !is_local_) BCP_RETURN_IF_ERROR(try_to_replace_nothing());
-  BCP_RETURN_IF_ERROR(tmp_.file().reserve(o.reserve_bytes));
+  BCP_RETURN_IF_ERROR(of_own_tmp(tmp_.file().reserve(o.reserve_bytes)));
   BCP_FAILPOINT(kBeginDone);
   return Status::ok();
 }
@@ -185,6 +185,11 @@ Status Commit::refuse_what_is_there() const {
 Status Commit::check_own_tmp() {
   const bool given_back = over_ || stage_ == Stage::kGivenUp;
   return !given_back && tmp_.has_name() ? Status::ok() : superseded();
+}
+
+Status Commit::of_own_tmp(Status outcome) const {
+  const bool is_gone = outcome.sys_errno() == ENOENT || outcome.sys_errno() == ESTALE;
+  return is_gone ? superseded() : outcome;
 }
 
 Status Commit::superseded(std::string_view how) const {
@@ -249,7 +254,7 @@ base::Result<CommitReport> Commit::commit_slowly(std::string_view metadata_file,
                                                  const std::vector<format::FileEntry>& files) {
   base::MutexLock lock(mutex_);
   BCP_RETURN_IF_ERROR(check_own_tmp());
-  BCP_RETURN_IF_ERROR(write_metadata(metadata_file));
+  BCP_RETURN_IF_ERROR(of_own_tmp(write_metadata(metadata_file)));
   if (!is_local_) BCP_RETURN_IF_ERROR(look_again(files));
   // Checks again while no rename was attempted, so that a failure may still delete our files.
   BCP_RETURN_IF_ERROR(check_own_tmp());

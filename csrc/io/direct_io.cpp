@@ -29,6 +29,7 @@ struct DirectDevices {
 std::optional<bool> try_direct(int fd, bool is_new) {
   alignas(kDirectAlignment) char block[kDirectAlignment] = {};
   const ssize_t moved = is_new ? ::pwrite(fd, block, sizeof(block), 0) : ::pread(fd, block, sizeof(block), 0);
+  if (moved > 0 && is_new) (void)!::ftruncate(fd, 0);  // whoever made the file sets its size in any case
   if (moved > 0) return true;
   return moved < 0 && errno == EINVAL ? std::optional(false) : std::nullopt;
 }

@@ -16,12 +16,12 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from support.campaign import IS_LONG
 from support.fork_server import ForkServer, Meeting, meet
+from support.preloading import preloaded
 from support.saves import CONFIG, SaveRequest, generation_of, load, names_in, save, state
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpReader, Config, verify
 from bytecheckpoint.errors import StorageError
-from faults.preloading import preloaded
 from faults.strace import calls_in, recorded
 
 SOURCE = Path(__file__).with_name("failing_reads.c")

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from support.fork_server import ForkServer
+from support.preloading import preloaded
 from support.saves import CONFIG, SaveRequest, are_equal, attempt, load, state
 
 from bytecheckpoint import BcpReader, Config, verify
-from faults.preloading import preloaded
 
 SOURCE = Path(__file__).with_name("short_transfers.c")
 # The data take several slots, and a few hundred transfers once these are cut into parts.

@@ -14,11 +14,12 @@ from support.late import LATE
 
 from ground.mounts import KINDS, Ground, Machines
 from ground.record import pytest_runtest_logreport, pytest_sessionfinish  # noqa: F401  # hooks
-from ground.shared_mounts import FOR_ONE_MACHINE, NFS_KINDS, SHARED_KINDS
+from ground.shared_mounts import FOR_ONE_MACHINE, NFS_KINDS, SHARED_KINDS, SLOW_KINDS
 
-_MOUNTS = KINDS | SHARED_KINDS | LATE
+_MOUNTS = KINDS | SHARED_KINDS | SLOW_KINDS | LATE
 _IS_ASKED_FOR = os.environ.get("BCP_GROUND") == "1"
 _NOW = [*KINDS, *SHARED_KINDS, *NFS_KINDS] if _IS_ASKED_FOR else [*KINDS]
+_NOW += SLOW_KINDS if os.environ.get("BCP_LONG") == "1" else ()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.ceph import CephFs
 from support.glusterfs import GlusterFS
 from support.moosefs import MooseFS
 from support.mounts import fuse_mounted
@@ -19,7 +20,7 @@ from ground.mounts import Ground, Mount, untested
 
 _FAILPOINT_BUILD = Path(__file__).parents[2] / "build" / "failpoints" / "lib"
 
-__all__ = ["FOR_ONE_MACHINE", "NFS_KINDS", "SHARED_KINDS", "needs"]
+__all__ = ["FOR_ONE_MACHINE", "NFS_KINDS", "SHARED_KINDS", "SLOW_KINDS", "needs"]
 
 
 def _store(stack: contextlib.ExitStack, kind: str) -> tuple[str, SeaweedFS]:
@@ -97,6 +98,13 @@ def _moosefs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
     return _twice(stack, root, "MooseFS", *servers.mount)
 
 
+def _cephfs(stack: contextlib.ExitStack, root: Path) -> tuple[Path, Path]:
+    needs("CephFS", CephFs.missing())
+    cluster = CephFs()
+    stack.callback(cluster.close)
+    return _twice(stack, root, "CephFS", *cluster.mount, "{at}")
+
+
 SHARED_KINDS: dict[str, Mount] = {
     "GlusterFS": _glusterfs,
     "MooseFS": _moosefs,
@@ -105,6 +113,9 @@ SHARED_KINDS: dict[str, Mount] = {
     "rclone, writes": _rclone("writes"),
 }
 """As ``KINDS`` of ``mounts.py``."""
+
+SLOW_KINDS: dict[str, Mount] = {"CephFS": _cephfs}
+"""The same, for ``make torture``: two clients that use one file in turn take 5 s each time."""
 
 FOR_ONE_MACHINE = {"rclone, writes"}
 """Kinds on which another machine goes on to see the old folders for minutes: no test waits for so long."""

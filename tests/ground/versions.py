@@ -22,6 +22,7 @@ _PROGRAMS = {
     "gocryptfs": "gocryptfs -version",
     "GlusterFS": "glusterfs --version",
     "MooseFS": "mfsmount --version",
+    "CephFS": "ceph-fuse --version",
     "SeaweedFS mount": f"{find_weed() or 'weed'} version",
     "s3fs": "s3fs --version",
     "rclone": "rclone version",

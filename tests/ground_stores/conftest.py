@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.ceph_rgw import CephRgw
+from support.ceph import CephRgw
 from support.moto_server import MotoServer
 from support.seaweedfs import SeaweedFS, find_weed
 from support.swift_s3 import Swift

@@ -6,6 +6,7 @@ Usage: job.py FOLDER CONTROL MACHINE MACHINES RANKS_OF_A_MACHINE CALL
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import json
 import os
@@ -42,6 +43,7 @@ LIMIT_S = 120.0
 STACKS_S = 60.0  # ranks that hang have written where, when the test gives up
 # Enough keys that their names do not fit a packet: plans are data that a network may drop.
 NUM_KEYS = 200
+SLOW_BYTES, SLOW_BYTES_PER_S = 12 << 20, 1 << 20
 
 
 def state(number: int) -> dict[str, Any]:
@@ -162,6 +164,14 @@ def use() -> list[dict[str, Any]]:
     return [outcome_of(all_of_it)]
 
 
+def save_slowly() -> list[dict[str, Any]]:
+    """Saves where a rank of the second machine takes far longer than ``stall_timeout_s`` to write or to sync."""
+    mine = state(1) | {f"large_{dist.get_rank()}": torch.ones(SLOW_BYTES // 4)}
+    is_slow = dist.get_rank() == RANKS
+    config = dataclasses.replace(CONFIG, write_bytes_per_s=SLOW_BYTES_PER_S) if is_slow else CONFIG
+    return [outcome_of(lambda: save_state_dict(FOLDER / "step", mine, config=config))]
+
+
 def main(rank: int) -> None:
     torch.set_num_threads(1)
     with (CONTROL / f"stacks.{rank}").open("w") as stacks:
@@ -173,7 +183,7 @@ def work(rank: int) -> None:
     try:
         dist.init_process_group("gloo", rank=rank, world_size=MACHINES * RANKS)
         dist.barrier()
-        said = use() if CALL == "use" else trial(CALL)
+        said = use() if CALL == "use" else save_slowly() if CALL == "save_slowly" else trial(CALL)
     except BaseException:
         said = [{"error": "the test itself", "text": traceback.format_exc(), "seconds": 0.0}]
     unfinished = CONTROL / f".said.{rank}"

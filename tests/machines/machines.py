@@ -199,6 +199,11 @@ class Machines:
         for way in ("in", "out"):
             self._drop(machine, way, f"numgen random mod 100 < {percent}")
 
+    def limit(self, machine: int, bytes_per_s: int) -> None:
+        """Lets no more bytes out of a machine."""
+        shape = ("tbf", "rate", f"{8 * bytes_per_s}bit", "burst", "32kb", "latency", "400ms")
+        _run("ip", "netns", "exec", self._namespace(machine), "tc", "qdisc", "add", "dev", "e0", "root", *shape)
+
     def swallow(self, machine: int, more_than_bytes: int) -> None:
         """Drops the packets that are larger, in each direction, as a switch with a smaller MTU does."""
         for way in ("in", "out"):

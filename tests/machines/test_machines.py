@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.preloading import preloaded
 
 from bytecheckpoint import load_state_dict, verify
 from machines.machines import Machines, Network, why_not
 
 NUM_MACHINES, NUM_RANKS = 4, 2
+SLOW_FSYNC = Path(__file__).parents[1] / "support" / "slow_fsync.c"
 STALL_S = 4.0  # as job.py has it
 # What docs/rank_failures.md promises, and time for 8 ranks on 2 cores.
 LIMIT_S, SLACK_S = 1.5 * STALL_S, 4.0
@@ -34,7 +36,8 @@ pytestmark = pytest.mark.skipif(
 class Job:
     """A job of ranks on all machines."""
 
-    def __init__(self, machines: Machines, call: str) -> None:
+    def __init__(self, machines: Machines, call: str, **of_second: str) -> None:
+        """Starts it. ``of_second`` is in the environment of the second machine alone."""
         self.machines = machines
         self.control = machines.base / "control"
         self.control.mkdir()
@@ -47,7 +50,7 @@ class Job:
         for machine in range(machines.number):
             numbers = [str(number) for number in (machine, machines.number, NUM_RANKS)]
             command = [sys.executable, program, str(machines.folder), str(self.control), *numbers, call]
-            machines.start(machine, command, environment)
+            machines.start(machine, command, environment | (of_second if machine == 1 else {}))
 
     def wait_for(self, names: list[str], limit_s: float) -> None:
         end = time.monotonic() + limit_s
@@ -188,6 +191,24 @@ def test_a_network_that_loses_packets_only_takes_longer(tmp_path: Path) -> None:
         machines.lose(1, 5)
         for rank, outcomes in Job(machines, "use").said(ranks_of(*range(NUM_MACHINES)), START_S).items():
             assert outcomes[0]["error"] == "", (rank, outcomes[0]["text"])
+
+
+def test_a_network_of_1_mib_a_second_only_takes_longer(tmp_path: Path) -> None:
+    with Machines(NUM_MACHINES, tmp_path) as machines:
+        machines.limit(1, 1 << 20)
+        for rank, outcomes in Job(machines, "use").said(ranks_of(*range(NUM_MACHINES)), START_S).items():
+            assert outcomes[0]["error"] == "", (rank, outcomes[0]["text"])
+
+
+def test_a_rank_that_writes_and_syncs_for_long_is_not_accused(tmp_path: Path) -> None:
+    """Its 12 MiB are written at 1 MiB/s, for 8 s and more, and their sync takes 18: six times ``stall_timeout_s``."""
+    library = preloaded(SLOW_FSYNC, tmp_path, untested="A SYNC THAT TAKES LONG")
+    with Machines(NUM_MACHINES, tmp_path) as machines:
+        job = Job(machines, "save_slowly", LD_PRELOAD=str(library), SLOW_FSYNC_S="18")
+        for rank, outcomes in job.said(ranks_of(*range(NUM_MACHINES)), START_S).items():
+            assert outcomes[0]["error"] == "", (rank, outcomes[0]["text"])
+            assert outcomes[0]["seconds"] > 6 * STALL_S
+        assert not verify(machines.shared / "step").problems
 
 
 REFUSED = {
