@@ -187,7 +187,7 @@ Status Commit::check_own_tmp() {
   return !given_back && tmp_.has_name() ? Status::ok() : superseded();
 }
 
-Status Commit::of_own_tmp(Status outcome) const {
+Status Commit::of_own_tmp(const Status& outcome) const {
   const bool is_gone = outcome.sys_errno() == ENOENT || outcome.sys_errno() == ESTALE;
   return is_gone ? superseded() : outcome;
 }

@@ -199,7 +199,7 @@ class Commit {
   base::Status refuse_in_forked_child(std::string_view operation) const;
   /// Returns the outcome of a call on our open tmp. Some servers no longer find an open file whose name is gone: then
   /// another save has taken our right away.
-  base::Status of_own_tmp(base::Status outcome) const;
+  base::Status of_own_tmp(const base::Status& outcome) const;
   base::Status write_metadata(std::string_view metadata_file) BCP_REQUIRES(mutex_);
   /// What a listing says of the right, where other machines may have taken it away without a trace on this one.
   /// \param files  Of this save: it fails if one is gone.
