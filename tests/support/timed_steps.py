@@ -7,6 +7,7 @@ This module needs the standard library alone, because its steps may be what buil
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -196,6 +197,7 @@ class Run:
                 _ends(watched, GRACE_S)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
+            _wait_for_end_of(process.pid)
             os.close(watched)
             code = process.wait()
         return (code if is_done else None), self._output_since(start)
@@ -234,6 +236,22 @@ def _ends(watched: int, most_s: float) -> bool:
     poll = select.poll()
     poll.register(watched, select.POLLIN)
     return bool(poll.poll(most_s * 1000))
+
+
+def _wait_for_end_of(group: int) -> None:
+    """Waits until nothing of a killed process group runs, for ``GRACE_S`` at most: it would disturb the next step."""
+    give_up = time.monotonic() + GRACE_S
+    while _runs(group) and time.monotonic() < give_up:
+        time.sleep(0.01)
+
+
+def _runs(group: int) -> bool:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, _, of_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(of_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 def _content(file: Path | None) -> Any:
