@@ -81,8 +81,11 @@ base::Result<FileImage*> SaveJob::image_for_record(int64_t bytes) {
                               options_.directory);
   }
   const bool is_full = image_open_ && (options_.one_file_a_record || is_too_long(images_.back()->position() + bytes) ||
-                                       (enough_bytes_ > 0 && images_.back()->position() >= enough_bytes_));
-  if (is_full) BCP_RETURN_IF_ERROR(finish_image());
+                                       is_enough(images_.back()->position()));
+  if (is_full) {
+    BCP_RETURN_IF_ERROR(finish_image());
+    if (enough_bytes_ > 0 && options_.sync) images_.back()->sync_early();
+  }
   if (!image_open_) BCP_RETURN_IF_ERROR(create_image());
   FileImage* image = images_.back().get();
   BCP_RETURN_IF_ERROR(image->pad_to(format::kRecordAlignment));
@@ -123,9 +126,7 @@ base::Status SaveJob::create_image() {
 base::Status SaveJob::finish_image() {
   if (!image_open_) return base::Status::ok();
   image_open_ = false;
-  BCP_RETURN_IF_ERROR(images_.back()->finish_records());
-  if (enough_bytes_ > 0 && options_.sync) images_.back()->sync_early();
-  return base::Status::ok();
+  return images_.back()->finish_records();
 }
 
 void SaveJob::note(const std::string& fqn, const tensor::Box& box, const format::Record& record) {
@@ -206,7 +207,7 @@ base::Result<size_t> SaveJob::end_of_file(const std::vector<RecordToFill>& recor
     const int64_t begin = base::align_up(position, format::kRecordAlignment);
     BCP_ASSIGN_OR_RETURN(const format::RecordExtent extent, records[r].extent_at(begin));
     position = begin + extent.record_bytes;
-    if (r > first && (is_too_long(position) || (enough_bytes_ > 0 && begin >= enough_bytes_))) return r;
+    if (r > first && (is_too_long(position) || is_enough(begin))) return r;
   }
   return records.size();
 }

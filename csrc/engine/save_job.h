@@ -138,6 +138,7 @@ class SaveJob {
   /// \returns kUnsupported if no file may be that long.
   base::Result<FileImage*> image_for_record(int64_t bytes);
   bool is_too_long(int64_t file_bytes) const;
+  bool is_enough(int64_t file_bytes) const { return enough_bytes_ > 0 && file_bytes >= enough_bytes_; }
   /// Creates the next data file.
   base::Status create_image();
   /// Returns how many of `records`, from `first` on, go into the file that is at `position`.
