@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bytecheckpoint.distributed.lent_tensors import lend
 from bytecheckpoint.distributed.waits import Collective
 
 __all__ = ["all_gather", "all_reduce_max", "barrier", "begin_gather", "broadcast", "gather", "scatter"]
@@ -25,7 +26,7 @@ def all_reduce_max(group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
     """Replaces each element of ``tensor``, which is in host memory, by the largest one of all ranks."""
     options = _c10d.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
-    Collective(group.allreduce([tensor], options), group).wait()
+    Collective(group.allreduce([lend(tensor)], options), group).wait()
 
 
 def all_gather(group: dist.ProcessGroup, value: object) -> list[Any]:
@@ -33,9 +34,8 @@ def all_gather(group: dist.ProcessGroup, value: object) -> list[Any]:
     data = pickle.dumps(value)
     sizes = _all_sizes(group, data)
     received = [bytearray(max(sizes)) for _ in sizes]
-    Collective(
-        group.allgather([[_view(buffer) for buffer in received]], [_view(_padded(data, max(sizes)))]), group
-    ).wait()
+    mine = _view(_padded(data, max(sizes)))
+    Collective(group.allgather([[lend(_view(buffer)) for buffer in received]], [lend(mine)]), group).wait()
     return [pickle.loads(buffer) for buffer in received]  # a pickle says where it ends
 
 
@@ -56,7 +56,8 @@ def begin_gather(group: dist.ProcessGroup, tensor: torch.Tensor, gathered: list[
     """
     options = _c10d.GatherOptions()
     options.rootRank = root
-    return Collective(group.gather([gathered] if gathered else [], [tensor], options), group)
+    lent = [[lend(of_rank) for of_rank in gathered]] if gathered else []
+    return Collective(group.gather(lent, [lend(tensor)], options), group)
 
 
 def scatter(group: dist.ProcessGroup, values: Sequence[object] | None, root: int) -> Any:
@@ -67,8 +68,8 @@ def scatter(group: dist.ProcessGroup, values: Sequence[object] | None, root: int
     mine = bytearray(int(size))
     options = _c10d.ScatterOptions()
     options.rootRank = root
-    inputs = [[_view(_padded(of_rank, len(mine))) for of_rank in data]] if data else []
-    Collective(group.scatter([_view(mine)], inputs, options), group).wait()
+    inputs = [[lend(_view(_padded(of_rank, len(mine)))) for of_rank in data]] if data else []
+    Collective(group.scatter([lend(_view(mine))], inputs, options), group).wait()
     return pickle.loads(mine)
 
 
@@ -92,14 +93,14 @@ def _broadcast(group: dist.ProcessGroup, tensor: torch.Tensor, root: int) -> Non
     options = _c10d.BroadcastOptions()
     options.rootRank = root
     options.rootTensor = 0
-    Collective(group.broadcast([tensor], options), group).wait()
+    Collective(group.broadcast([lend(tensor)], options), group).wait()
 
 
 def _all_sizes(group: dist.ProcessGroup, data: bytes) -> list[int]:
     sizes = torch.zeros(group.size(), dtype=torch.int64, device="cpu")
     work = group.allgather(
-        [[sizes[rank : rank + 1] for rank in range(group.size())]],
-        [torch.tensor([len(data)], dtype=torch.int64, device="cpu")],
+        [[lend(sizes[rank : rank + 1]) for rank in range(group.size())]],
+        [lend(torch.tensor([len(data)], dtype=torch.int64, device="cpu"))],
     )
     Collective(work, group).wait()
     of_ranks: list[int] = sizes.tolist()

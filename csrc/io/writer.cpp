@@ -135,9 +135,10 @@ void Writer::run(int thread) {
       } else {
         fail(std::move(outcome));
       }
-      if (--unwritten_ == 0) ended_.notify_all();
     }
     if (request->slot >= 0) released_(request->slot);
+    base::MutexLock lock(mutex_);
+    if (--unwritten_ == 0) ended_.notify_all();
   }
   base::MutexLock lock(mutex_);
   if (--running_ == 0) ended_.notify_all();

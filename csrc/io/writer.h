@@ -62,7 +62,8 @@ class Writer {
   void cancel();
   /// \returns the first failure so far, which may be a write that is taking too long.
   base::Status status();
-  /// Waits until all that was submitted is written, or a write takes too long. \returns the first failure.
+  /// Waits until all that was submitted is written and its slots are released, or a write takes too long. \returns the
+  /// first failure.
   base::Status drain();
   /// The same, and ends the threads: nothing may be submitted afterwards.
   base::Status finish();
