@@ -114,14 +114,12 @@ def stop_in_finish(point: Point) -> None:
 
 
 def outcome_of(call: Callable[[], object]) -> dict[str, Any]:
-    begin = time.monotonic()
+    name, text, begin = "", "", time.monotonic()
     try:
         call()
     except BaseException as error:
-        notes = getattr(error, "__notes__", [])
-        text = "\n".join([str(error), *notes])
-        return {"error": type(error).__name__, "text": text, "seconds": time.monotonic() - begin}
-    return {"error": "", "text": "", "seconds": time.monotonic() - begin}
+        name, text = type(error).__name__, "\n".join([str(error), *getattr(error, "__notes__", [])])
+    return {"error": name, "text": text, "seconds": time.monotonic() - begin, "ended_at": time.time()}
 
 
 def trial(phase: str) -> list[dict[str, Any]]:
@@ -185,7 +183,7 @@ def work(rank: int) -> None:
         dist.barrier()
         said = use() if CALL == "use" else save_slowly() if CALL == "save_slowly" else trial(CALL)
     except BaseException:
-        said = [{"error": "the test itself", "text": traceback.format_exc(), "seconds": 0.0}]
+        said = [{"error": "the test itself", "text": traceback.format_exc(), "seconds": 0.0, "ended_at": 0.0}]
     unfinished = CONTROL / f".said.{rank}"
     unfinished.write_text(json.dumps(said))
     unfinished.rename(CONTROL / f"said.{rank}")

@@ -56,6 +56,7 @@ class Network:
         apart: Machines whose folder is their own.
         other_uid: Machines on which ranks run as another user.
         other_clock: Machines whose monotonic clock is that of a machine that has run for long.
+        ipv6: Whether the machines have addresses of IPv6, and no others.
     """
 
     host: str = "node{}"
@@ -63,6 +64,7 @@ class Network:
     apart: frozenset[int] = frozenset()
     other_uid: frozenset[int] = frozenset()
     other_clock: frozenset[int] = frozenset()
+    ipv6: bool = False
 
     def name_of(self, machine: int) -> str:
         return self.host.format(machine)
@@ -114,9 +116,8 @@ class Machines:
     def _namespace(self, machine: int) -> str:
         return f"{self._prefix}-{machine}"
 
-    @staticmethod
-    def address(machine: int) -> str:
-        return f"10.99.0.{10 + machine}"
+    def address(self, machine: int) -> str:
+        return f"{'fd99::' if self.network.ipv6 else '10.99.0.'}{10 + machine}"
 
     def _plug_in(self, machine: int) -> None:
         space, port = self._namespace(machine), f"port{machine}"
@@ -124,7 +125,9 @@ class Machines:
         _run("ip", "-n", space, "link", "set", "lo", "up")
         _run("ip", "-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", "e0", "netns", space)
         _run("ip", "-n", self._switch, "link", "set", port, "master", "br0", "up")
-        _run("ip", "-n", space, "addr", "add", f"{self.address(machine)}/24", "dev", "e0")
+        # Else an address of IPv6 is no use until some seconds have shown that no other machine has it.
+        more = ["nodad"] if self.network.ipv6 else []
+        _run("ip", "-n", space, "addr", "add", f"{self.address(machine)}/{64 if more else 24}", "dev", "e0", *more)
         _run("ip", "-n", space, "link", "set", "e0", "up")
         # So that packets are as large as on a cable: a filter sees what would travel.
         _run("ip", "netns", "exec", space, "ethtool", "-K", "e0", "tso", "off", "gso", "off", "gro", "off")

@@ -20,6 +20,7 @@ from bytecheckpoint import load_state_dict, verify
 from machines.machines import Machines, Network, why_not
 
 NUM_MACHINES, NUM_RANKS = 4, 2
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 SLOW_FSYNC = Path(__file__).parents[1] / "support" / "slow_fsync.c"
 STALL_S = 4.0  # as job.py has it
 # What docs/rank_failures.md promises, and time for 8 ranks on 2 cores.
@@ -36,8 +37,8 @@ pytestmark = pytest.mark.skipif(
 class Job:
     """A job of ranks on all machines."""
 
-    def __init__(self, machines: Machines, call: str, **of_second: str) -> None:
-        """Starts it. ``of_second`` is in the environment of the second machine alone."""
+    def __init__(self, machines: Machines, call: str, of_machine: int = 0, **variables: str) -> None:
+        """Starts it. ``variables`` are in the environment of ``of_machine`` alone."""
         self.machines = machines
         self.control = machines.base / "control"
         self.control.mkdir()
@@ -50,7 +51,7 @@ class Job:
         for machine in range(machines.number):
             numbers = [str(number) for number in (machine, machines.number, NUM_RANKS)]
             command = [sys.executable, program, str(machines.folder), str(self.control), *numbers, call]
-            machines.start(machine, command, environment | (of_second if machine == 1 else {}))
+            machines.start(machine, command, environment | (variables if machine == of_machine else {}))
 
     def wait_for(self, names: list[str], limit_s: float) -> None:
         end = time.monotonic() + limit_s
@@ -176,6 +177,7 @@ HEALTHY = {
     "same_names": Network(host="worker"),
     "names_lead_to_loopback": Network(resolves_to="loopback"),
     "another_clock": Network(other_clock=frozenset({2})),
+    "ipv6": Network(ipv6=True),
 }
 
 
@@ -184,6 +186,19 @@ def test_every_entry_point(tmp_path: Path, network: Network) -> None:
     with Machines(NUM_MACHINES, tmp_path, network) as machines:
         for rank, outcomes in Job(machines, "use").said(ranks_of(*range(NUM_MACHINES)), START_S).items():
             assert outcomes[0]["error"] == "", (rank, outcomes[0]["text"])
+
+
+@pytest.mark.parametrize(("machine", "off"), [(0, "-3d"), (0, "+3d"), (1, "-3d"), (1, "+3d")])
+def test_a_machine_whose_wall_clock_is_off(tmp_path: Path, machine: int, off: str) -> None:
+    if FAKETIME is None:
+        pytest.skip("A WALL CLOCK THAT IS OFF IS NOT TESTED: the package libfaketime is missing")
+    clock = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": off, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
+    with Machines(NUM_MACHINES, tmp_path) as machines:
+        said = Job(machines, "use", of_machine=machine, **clock).said(ranks_of(*range(NUM_MACHINES)), START_S)
+    for rank, outcomes in said.items():
+        assert outcomes[0]["error"] == "", (rank, outcomes[0]["text"])
+        is_off = abs(outcomes[0]["ended_at"] - time.time()) > 2 * 24 * 3600
+        assert is_off == (rank in ranks_of(machine))
 
 
 def test_a_network_that_loses_packets_only_takes_longer(tmp_path: Path) -> None:
@@ -204,7 +219,7 @@ def test_a_rank_that_writes_and_syncs_for_long_is_not_accused(tmp_path: Path) ->
     """Its 12 MiB are written at 1 MiB/s, for 8 s and more, and their sync takes 18: six times ``stall_timeout_s``."""
     library = preloaded(SLOW_FSYNC, tmp_path, untested="A SYNC THAT TAKES LONG")
     with Machines(NUM_MACHINES, tmp_path) as machines:
-        job = Job(machines, "save_slowly", LD_PRELOAD=str(library), SLOW_FSYNC_S="18")
+        job = Job(machines, "save_slowly", of_machine=1, LD_PRELOAD=str(library), SLOW_FSYNC_S="18")
         for rank, outcomes in job.said(ranks_of(*range(NUM_MACHINES)), START_S).items():
             assert outcomes[0]["error"] == "", (rank, outcomes[0]["text"])
             assert outcomes[0]["seconds"] > 6 * STALL_S
