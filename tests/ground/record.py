@@ -29,7 +29,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         if isinstance(report.longrepr, tuple):  # of a skip: file, line, reason
             why = str(report.longrepr[2])
         lines = [line for line in why.strip().splitlines() if line.startswith("E  ")] or why.splitlines()
-        tests[name] = {"outcome": report.outcome, "why": lines[:_NUM_LINES_KEPT]}
+        outcome = "failed" if hasattr(report, "wasxfail") else report.outcome
+        tests[name] = {"outcome": outcome, "why": lines[:_NUM_LINES_KEPT]}
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -20,7 +20,7 @@ from ground.mounts import Ground, Mount, untested
 
 _FAILPOINT_BUILD = Path(__file__).parents[2] / "build" / "failpoints" / "lib"
 
-__all__ = ["FOR_ONE_MACHINE", "NFS_KINDS", "SHARED_KINDS", "SLOW_KINDS", "needs"]
+__all__ = ["FOR_ONE_MACHINE", "NFS_KINDS", "SHARED_KINDS", "SLOW_KINDS", "TIMES_OF_ITS_OWN", "needs"]
 
 
 def _store(stack: contextlib.ExitStack, kind: str) -> tuple[str, SeaweedFS]:
@@ -119,6 +119,9 @@ SLOW_KINDS: dict[str, Mount] = {"CephFS": _cephfs}
 
 FOR_ONE_MACHINE = {"rclone, writes"}
 """Kinds on which another machine goes on to see the old folders for minutes: no test waits for so long."""
+
+TIMES_OF_ITS_OWN = {"rclone, writes"}
+"""Kinds on which a file that is not uploaded yet has the present as its time of change once it was read."""
 
 
 def _nfs(kind: str, options: str) -> Callable[[contextlib.ExitStack, Path], Ground]:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from support.fork_server import LIMIT_S, ForkServer
@@ -27,6 +28,7 @@ from bytecheckpoint import (
     verify,
 )
 from ground.mounts import Ground, Machines, sshfs
+from ground.shared_mounts import TIMES_OF_ITS_OWN
 
 # Whole blocks, an end that is none, and more than a request.
 _NUMELS = {"blocks": 1 << 18, "odd": (1 << 16) + 3, "one": 1, "long": (3 << 18) + 77}
@@ -71,7 +73,11 @@ def save_by_stock_dcp(path: Path) -> None:
     check_stored(path, 4)
 
 
-def test_a_checkpoint_of_stock_dcp(machines: Machines, path: Path) -> None:
+def test_a_checkpoint_of_stock_dcp(
+    ground: Ground, machines: Machines, path: Path, request: pytest.FixtureRequest
+) -> None:
+    if ground.kind in TIMES_OF_ITS_OWN:
+        request.applymarker(pytest.mark.xfail(strict=True, reason="a file that was read is said to have changed"))
     machines[0].run(save_by_stock_dcp, path).unwrap()
 
 
