@@ -109,6 +109,8 @@ def main() -> None:
                 kept["kinds"][kind] = measure_on(ground, sizes, arguments.repetitions)
         except pytest.skip.Exception as skipped:
             console.print(f"{kind} is left out: {skipped}")
+        else:
+            print_table({kind: kept["kinds"][kind]}, console)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if arguments.json:
