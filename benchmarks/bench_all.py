@@ -24,16 +24,9 @@ from rich.console import Console
 SCRIPTS = Path(__file__).resolve().parent
 # What each command measures, by name. All contenders of a command take turns, so ratios between them hold.
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "large": ("compare.py", "large", "--only", "dcp-2,bytecheckpoint-planners,disk", "--repetitions", "4"),
-    "small": ("compare.py", "small", "--only", "dcp-2,bytecheckpoint-planners,disk", "--repetitions", "2"),
-    "flat": (
-        "compare.py",
-        "flat",
-        "--only",
-        "bytecheckpoint-quick-dcp,bytecheckpoint-registered",
-        "--repetitions",
-        "4",
-    ),
+    "large": ("compare.py", "large", "--only", "dcp-2,bytecheckpoint,disk", "--repetitions", "4"),
+    "small": ("compare.py", "small", "--only", "dcp-2,bytecheckpoint,disk", "--repetitions", "2"),
+    "flat": ("compare.py", "flat", "--only", "bytecheckpoint,bytecheckpoint-registered", "--repetitions", "4"),
     "stall": ("stall.py", "large", "--only", "no save,bytecheckpoint", "--repetitions", "3"),
     "stall of small": ("stall.py", "small", "--only", "no save,bytecheckpoint", "--repetitions", "3"),
     "ranks": ("ranks.py", "--repetitions", "1"),

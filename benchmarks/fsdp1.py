@@ -35,6 +35,7 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from measurement import machine
 from measurement.conditions import Stopwatch, add_arguments, drop_page_cache, sync_directories
+from measurement.stock_dcp import stock_dcp
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -104,7 +105,8 @@ def save_gathered(state: State, path: Path, *, is_ours: bool) -> None:
         writer = bytecheckpoint.BcpWriter(path)
         dcp.save(values, storage_writer=writer, planner=bytecheckpoint.BcpSavePlanner())
         return
-    dcp.save(values, storage_writer=dcp.FileSystemWriter(path, thread_count=2))
+    with stock_dcp():
+        dcp.save(values, storage_writer=dcp.FileSystemWriter(path, thread_count=2))
     if dist.get_rank() == 0:
         sync_directories(path)
 
@@ -116,7 +118,8 @@ def load_gathered(state: State, path: Path, *, is_ours: bool) -> None:
         reader = bytecheckpoint.BcpReader(path)
         dcp.load(values, storage_reader=reader, planner=bytecheckpoint.BcpLoadPlanner())
     else:
-        dcp.load(values, storage_reader=dcp.FileSystemReader(path))
+        with stock_dcp():
+            dcp.load(values, storage_reader=dcp.FileSystemReader(path))
     set_state_dict(*state, model_state_dict=values["model"], optim_state_dict=values["optimizer"])
 
 

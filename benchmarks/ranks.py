@@ -31,6 +31,7 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from measurement import machine
 from measurement.conditions import Stopwatch, add_arguments, drop_page_cache, sync_directories
+from measurement.stock_dcp import stock_dcp
 from rich.console import Console
 from rich.table import Table
 from torch.distributed.device_mesh import init_device_mesh
@@ -38,33 +39,46 @@ from torch.distributed.tensor import DTensor, Shard
 
 import bytecheckpoint
 
-BASELINE, OURS = "DCP, 2 threads", "bytecheckpoint, its planners"
+BASELINE, PLAIN, REGISTERED = "DCP, 2 threads", "bytecheckpoint, plain call", "bytecheckpoint, registered"
 _ROWS = 64  # rows of each tensor, divided among the ranks
 
 Seconds = dict[str, dict[str, list[float]]]
 
 
 def save_stock(state: dict[str, Any], path: Path) -> None:
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=2))
+    with stock_dcp():
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=2))
     if dist.get_rank() == 0:
         sync_directories(path)
 
 
 def load_stock(state: dict[str, Any], path: Path) -> None:
-    dcp.load(state, storage_reader=dcp.FileSystemReader(path))
+    with stock_dcp():
+        dcp.load(state, storage_reader=dcp.FileSystemReader(path))
 
 
-def save_ours(state: dict[str, Any], path: Path) -> None:
-    dcp.save(state, storage_writer=bytecheckpoint.BcpWriter(path), planner=bytecheckpoint.BcpSavePlanner())
+def save_plainly(state: dict[str, Any], path: Path) -> None:
+    dcp.save(state, storage_writer=bytecheckpoint.BcpWriter(path))
 
 
-def load_ours(state: dict[str, Any], path: Path) -> None:
-    dcp.load(state, storage_reader=bytecheckpoint.BcpReader(path), planner=bytecheckpoint.BcpLoadPlanner())
+def load_plainly(state: dict[str, Any], path: Path) -> None:
+    dcp.load(state, storage_reader=bytecheckpoint.BcpReader(path))
+
+
+def save_registered(state: dict[str, Any], path: Path) -> None:
+    with bytecheckpoint.registered():
+        dcp.save(state, checkpoint_id=path)
+
+
+def load_registered(state: dict[str, Any], path: Path) -> None:
+    with bytecheckpoint.registered():
+        dcp.load(state, checkpoint_id=path)
 
 
 CONTENDERS: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
     BASELINE: (save_stock, load_stock),
-    OURS: (save_ours, load_ours),
+    PLAIN: (save_plainly, load_plainly),
+    REGISTERED: (save_registered, load_registered),
 }
 
 

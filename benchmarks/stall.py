@@ -45,6 +45,7 @@ from measurement import machine, states
 from measurement.beside import TICK_S, Loop, Ticker, Training
 from measurement.conditions import Stopwatch, add_arguments
 from measurement.states import Kind, State
+from measurement.stock_dcp import stock_dcp
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -69,7 +70,8 @@ Figures = dict[str, dict[str, list[float]]]
 
 def _dcp(kind: AsyncCheckpointerType) -> Begin:
     def begin(tree: Tree, path: Path) -> tuple[Any, Any]:
-        return None, dcp.async_save(tree, checkpoint_id=path, async_checkpointer_type=kind, no_dist=True)
+        with stock_dcp():
+            return None, dcp.async_save(tree, checkpoint_id=path, async_checkpointer_type=kind, no_dist=True)
 
     return begin
 
@@ -79,7 +81,6 @@ def _ours(kind: AsyncCheckpointerType) -> Begin:
         return None, dcp.async_save(
             tree,
             storage_writer=bytecheckpoint.BcpWriter(path),
-            planner=bytecheckpoint.BcpSavePlanner(),
             async_checkpointer_type=kind,
             no_dist=True,
         )

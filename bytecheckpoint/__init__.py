@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from bytecheckpoint.dcp.reader import BcpReader
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
     from bytecheckpoint.dcp.stager import BcpStager
-    from bytecheckpoint.dcp.stateful import speed_up_dcp
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
     from bytecheckpoint.groups import new_group
@@ -102,7 +101,6 @@ __all__ = [
     "scatter",
     "set_rng_state",
     "shutdown",
-    "speed_up_dcp",
     "stop_observing",
     "sweep",
     "unregister",
@@ -153,7 +151,6 @@ _HOMES = {
     "save_state_dict": "bytecheckpoint.state_dicts",
     "scan_steps": "bytecheckpoint.checkpoint.steps",
     "SweepReport": "bytecheckpoint.checkpoint.store_sweep",
-    "speed_up_dcp": "bytecheckpoint.dcp.stateful",
     "stop_observing": "bytecheckpoint.observability.observers",
     "sweep": "bytecheckpoint.checkpoint.store_sweep",
     "scatter": "bytecheckpoint.staging.merging",

@@ -22,6 +22,7 @@ _CHOICES = {
     "unsafe_objects": ("warn", "error", "allow"),
     "differing_copies": ("warn", "check", "trust"),
     "tensor_subclasses": ("parts", "opaque"),
+    "planning": ("as given", "ours"),
     "trace": ("off", "summary", "full"),
 }
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -93,6 +94,8 @@ class Config:
             one rank. The tree is used in any case where ranks rely on a kept plan that the coordinator has lost.
         tree_topo_threshold: Number of ranks above which plans travel through a tree.
         tree_topo_fan_out: Number of ranks that send their plans to one rank of the tree, 2 to 1024.
+        planning: Who plans a call of DCP that has our writer or reader, and no planner or DCP's own, which nobody has
+            touched. ``ours``: a ``BcpSavePlanner`` or ``BcpLoadPlanner``. ``as given``: the planner that it has.
         planner_cache_capacity: Number of plans, with the answers to them, that a process keeps, 1 to 1024.
         allow_pickle: Whether a load hands objects to the planner that torch's ``weights_only`` rules refuse. Loading
             may then run code.
@@ -161,6 +164,7 @@ class Config:
     enable_tree_topo: bool = True
     tree_topo_threshold: int = 64
     tree_topo_fan_out: int = 16
+    planning: str = "ours"
     planner_cache_capacity: int = 8
     allow_pickle: bool = False
     unsafe_objects: str = "warn"

@@ -66,7 +66,7 @@ class InvalidPlanError(CheckpointError, ValueError):
     """A plan or a tensor asks for something that cannot be stored or loaded. The message names the key."""
 
 
-class KeyMismatchError(CheckpointError, KeyError):
+class KeyMismatchError(CheckpointError, KeyError, RuntimeError):
     """The checkpoint lacks a key or a chunk that the load wants."""
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ from bytecheckpoint.dcp.safe_exchange import IS_FOUND, SafeWrapper
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.save_process import forget_process_of_other_ranks
 from bytecheckpoint.dcp.stager import BcpStager
-from bytecheckpoint.dcp.stateful import QuickStateful, quick_copy, speed_up_if_wanted
+from bytecheckpoint.dcp.stateful import QuickStateful, quick_copy
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import draw_turn, take_drawn_turn
 from bytecheckpoint.distributed.groups import group_of_save, keep_watching
@@ -165,7 +165,6 @@ def _give_back() -> None:
         if getattr(module, name) is ours:  # else somebody else has replaced it since, and theirs stays
             setattr(module, name, theirs)
     _replaced.clear()
-    speed_up_if_wanted()
 
 
 _replacing = Replacing(_replace, _give_back)

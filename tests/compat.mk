@@ -10,14 +10,15 @@ OLMO := $(if $(filter torch==2.10.% torch==2.11.% torch==2.12.% torch==2.13.%,$(
 # What meets torch: hooks, planners, staging, groups, both directions with stock DCP, adapters.
 COMPAT_TESTS := tests/interop $(addprefix tests/frameworks/test_,olmo*.py torchtitan_*.py) \
   $(addprefix tests/unit/test_,builtin_objects.py call_context.py calls.py load_planner.py nested_saves.py objects.py \
-    planner_memory.py public_names.py round_trip.py save_planner.py staged_saves.py stager.py state_dicts.py \
-    writer_arguments.py) \
+    plain_calls.py planner_memory.py public_names.py round_trip.py save_planner.py staged_saves.py stager.py \
+    state_dicts.py stateful.py writer_arguments.py) \
   $(addprefix tests/distributed/test_,async_save.py group_life.py groups.py in_step.py marked_parts.py peers.py \
-    plan_exchange.py planner_memory.py registered_saves.py resharding.py save_process.py state_dicts.py)
+    plain_calls_of_ranks.py plan_exchange.py planner_memory.py registered_saves.py resharding.py save_process.py \
+    state_dicts.py)
 # What shows most of it, with SHORT=1, as in CI.
 COMPAT_SHORT := $(addprefix tests/interop/test_,golden.py stock_golden.py stock.py) tests/frameworks/test_olmo*.py \
-  $(addprefix tests/unit/test_,public_names.py save_planner.py load_planner.py stager.py) \
-  $(addprefix tests/distributed/test_,async_save.py groups.py registered_saves.py state_dicts.py)
+  $(addprefix tests/unit/test_,plain_calls.py public_names.py save_planner.py stateful.py load_planner.py stager.py) \
+  $(addprefix tests/distributed/test_,async_save.py groups.py plain_calls_of_ranks.py registered_saves.py state_dicts.py)
 
 # Where pyenv has several versions of Python all of them are to be found, the usual one first.
 export PYENV_VERSION := $(or $(PYENV_VERSION),$(shell ! command -v pyenv > /dev/null || \

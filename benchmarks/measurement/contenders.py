@@ -8,23 +8,20 @@ state's own tensors, and a contender that returns new tensors pays for the copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 import bytecheckpoint
 from bytecheckpoint.cli.raw_disk import Disk, has_direct_io
-from bytecheckpoint.dcp import stateful
 from measurement.conditions import sync_directories, sync_tree
 from measurement.results import CEILING
 from measurement.states import State, copy_into
+from measurement.stock_dcp import stock_dcp
 
 
 @dataclass(frozen=True)
@@ -46,25 +43,21 @@ class Contender:
 
 OURS = "bytecheckpoint"
 OUR_PLANNERS = "bytecheckpoint-planners"
-QUICK_DCP = "bytecheckpoint-quick-dcp"
+AS_GIVEN = "bytecheckpoint-as-given"
 REGISTERED = "bytecheckpoint-registered"
 BASELINE = "dcp-2"
-# What `speed_up_dcp` sets for the rest of the process.
-SPED_UP = (
-    (state_dict_saver, "_stateful_to_state_dict"),
-    (state_dict_loader, "Stateful"),
-    (stateful, "_is_wanted"),
-)
 
 
 def _dcp(label: str, thread_count: int) -> Contender:
     def save(state: State, path: Path) -> None:
         writer = dcp.FileSystemWriter(path, thread_count=thread_count)
-        dcp.save(state.tree, storage_writer=writer, no_dist=True)
+        with stock_dcp():
+            dcp.save(state.tree, storage_writer=writer, no_dist=True)
         sync_directories(path)
 
     def load(state: State, path: Path) -> None:
-        dcp.load(state.tree, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+        with stock_dcp():
+            dcp.load(state.tree, storage_reader=dcp.FileSystemReader(path), no_dist=True)
 
     return Contender(label, save, load)
 
@@ -121,14 +114,14 @@ def _torch_checkpointing() -> Contender:
     return Contender("torch_checkpointing", save, load)
 
 
-def _bytecheckpoint() -> Contender:
+def _bytecheckpoint(label: str, config: bytecheckpoint.Config) -> Contender:
     def save(state: State, path: Path) -> None:
-        dcp.save(state.tree, storage_writer=bytecheckpoint.BcpWriter(path), no_dist=True)
+        dcp.save(state.tree, storage_writer=bytecheckpoint.BcpWriter(path, config=config), no_dist=True)
 
     def load(state: State, path: Path) -> None:
-        dcp.load(state.tree, storage_reader=bytecheckpoint.BcpReader(path), no_dist=True)
+        dcp.load(state.tree, storage_reader=bytecheckpoint.BcpReader(path, config=config), no_dist=True)
 
-    return Contender("bytecheckpoint", save, load)
+    return Contender(label, save, load)
 
 
 def _bytecheckpoint_planners() -> Contender:
@@ -141,23 +134,6 @@ def _bytecheckpoint_planners() -> Contender:
         dcp.load(state.tree, storage_reader=bytecheckpoint.BcpReader(path), planner=planner, no_dist=True)
 
     return Contender("bytecheckpoint, its planners", save, load)
-
-
-def _quick_dcp() -> Contender:
-    """Returns a contender with our classes, and with DCP as it is after ``bytecheckpoint.speed_up_dcp()``."""
-    ours = _bytecheckpoint_planners()
-
-    def quickly(call: Callable[[State, Path], None]) -> Callable[[State, Path], None]:
-        def made_quick(state: State, path: Path) -> None:
-            with ExitStack() as stack:
-                for module, name in SPED_UP:
-                    stack.enter_context(patch.object(module, name, getattr(module, name)))
-                bytecheckpoint.speed_up_dcp()
-                call(state, path)
-
-        return made_quick
-
-    return Contender("bytecheckpoint, quick DCP", quickly(ours.save), quickly(ours.load))
 
 
 def _registered() -> Contender:
@@ -193,9 +169,9 @@ _MAKERS: dict[str, Callable[[], Contender]] = {
     "torch.save": _torch_save,
     "safetensors": _safetensors,
     "torch_checkpointing": _torch_checkpointing,
-    OURS: _bytecheckpoint,
+    OURS: lambda: _bytecheckpoint("bytecheckpoint, plain call", bytecheckpoint.Config()),
     OUR_PLANNERS: _bytecheckpoint_planners,
-    QUICK_DCP: _quick_dcp,
+    AS_GIVEN: lambda: _bytecheckpoint("bytecheckpoint, DCP's planner", bytecheckpoint.Config(planning="as given")),
     REGISTERED: _registered,
     "disk-1": lambda: _disk("disk, 1 thread", 1),
     "disk-2": lambda: _disk("disk, 2 threads", 2),

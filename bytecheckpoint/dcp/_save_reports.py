@@ -29,8 +29,7 @@ def report_of_rank(
     session.phases.end("write_s")
     plan = getattr(planner, "last_plan", None)
     own: dict[str, Any] = {"rank": session.rank, "num_requests": _requests_of(session), **job.stats()}
-    if isinstance(plan, PlanReport):
-        own["plan"] = plan
+    own["plan"] = plan if isinstance(plan, PlanReport) else PlanReport(as_given=session.context.as_given)
     seconds = session.phases.seconds
     own["trace"] = session.phases.trace.of_rank()
     own["blocked_s"] = _blocked_s(session)

@@ -57,6 +57,8 @@ class CallContext:
             the greenlet has yielded, no thread is in the call.
         size: Number of ranks; 0 if it is not known.
         staging: When the state of the save was staged; None if it was not, or is not known here.
+        as_given: Why the call keeps the planner that it has, and was given none of ours; "" if it has one of ours, or
+            nobody asked.
         use_collectives: Whether the ranks of a save commit together; None in a load, and if it is not known.
     """
 
@@ -66,6 +68,7 @@ class CallContext:
         self.size = 0
         self.use_collectives: bool | None = None
         self.staging: StagingTime | None = None
+        self.as_given = ""
         self._rank = self._coordinator = 0
         self._group: Callable[[], dist.ProcessGroup | None] = _nothing
         self._is_default_group = False
@@ -77,25 +80,30 @@ class CallContext:
         self._end_save: Callable[[], Callable[[], None] | None] = _nothing
 
     @classmethod
-    def of_save(cls, asking: object) -> CallContext:
+    def of_save(cls, asking: object, plan: Callable[[dict[str, Any]], str] | None = None) -> CallContext:
         """Returns the context of the save in which a hook of ``asking`` runs.
 
         Args:
             asking: Writer or planner of the save. A writer must ask only once in a save.
+            plan: May give the save another planner, if its call was found in a frame: it gets the variables of the
+                call, and returns what ``as_given`` is to say.
         """
-        return cls._of_hook(asking, _SAVE_FLOW, "storage_writer")
+        return cls._of_hook(asking, _SAVE_FLOW, "storage_writer", plan)
 
     @classmethod
-    def of_load(cls, asking: object) -> CallContext:
+    def of_load(cls, asking: object, plan: Callable[[dict[str, Any]], str] | None = None) -> CallContext:
         """Returns the context of the load in which a hook of ``asking`` runs.
 
         Args:
             asking: Reader of the load. It must ask only once in a load.
+            plan: See ``of_save``.
         """
-        return cls._of_hook(asking, _LOAD_FLOW, "storage_reader")
+        return cls._of_hook(asking, _LOAD_FLOW, "storage_reader", plan)
 
     @classmethod
-    def _of_hook(cls, asking: object, flow: tuple[str, str], storage: str) -> CallContext:
+    def _of_hook(
+        cls, asking: object, flow: tuple[str, str], storage: str, plan: Callable[[dict[str, Any]], str] | None
+    ) -> CallContext:
         said = _explicit.get()
         if said is not None and said._is_of(asking):
             return said
@@ -104,6 +112,7 @@ class CallContext:
             return cls()
         send_failures_safely(variables)
         context = cls(call, in_greenlet=is_in_greenlet())
+        context.as_given = plan(variables) if plan else ""
         context._fill(variables.get(storage), variables, knows_ranks=holds(EXCHANGE))
         return context
 

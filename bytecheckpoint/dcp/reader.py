@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import uuid
@@ -32,10 +33,12 @@ from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._loaded_keys import LoadedKeys, asked_by, planned_view
 from bytecheckpoint.dcp._mesh import mesh_of
 from bytecheckpoint.dcp._places import SavesSeen
+from bytecheckpoint.dcp._plain_call import plan_load
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import is_meant_to_fill
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
+from bytecheckpoint.dcp.stateful import speed_up_dcp
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, sendable
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
@@ -110,6 +113,7 @@ class BcpReader(StorageReader):
     ) -> None:
         super().__init__()
         require(SAVE_AND_LOAD)
+        speed_up_dcp()
         if _extension_registry is not None:
             raise ValueError("_extension_registry: stream transforms are not supported; leave it out")
         self.path = location_to_read(path)
@@ -197,7 +201,8 @@ class BcpReader(StorageReader):
             return self._read_metadata_after_all(rank, self._error)
         self._forget()
         earlier = self._call.call if self._has_begun else None
-        self._call, self._has_begun = CallContext.of_load(self), True
+        plan = functools.partial(plan_load, self, config=self.config)
+        self._call, self._has_begun = CallContext.of_load(self, plan), True
         self._begin_trace()
         self._call.watch_ranks(self._phases.trace)
         try:
@@ -354,6 +359,7 @@ class BcpReader(StorageReader):
             began_at=phases.trace.began_at,
             reading="independent" if exchange is None else exchange.reading,
             **own,
+            as_given=self._call.as_given,
             wait_s=phases.seconds["wait_s"],
             total_s=phases.total_s,
             ranks=whole,

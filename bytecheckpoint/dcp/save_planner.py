@@ -248,6 +248,8 @@ class BcpSavePlanner(DefaultSavePlanner):
                 bytes_received=source.num_bytes_received,
                 seconds=self._seconds + time.perf_counter() - begin,
             )
+        else:
+            self.last_plan = PlanReport(as_given="planner: it is another one on some rank")
         return super().finish_plan(new_plan)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
@@ -324,8 +326,7 @@ class BcpSavePlanner(DefaultSavePlanner):
             messages.append(message)
         planned = self._new_plan(key, options, _C.plan_ranks(messages, **options))
         if len(inventories) <= self.config.tree_topo_threshold:
-            ranks = zip(inventories, messages, strict=True)
-            blobs = {of_rank.digest: message for of_rank, message in ranks if not of_rank.has_checksums}
+            blobs = {of_rank.digest: message for of_rank, message in zip(inventories, messages, strict=True)}
             planned = dataclasses.replace(planned, blobs=blobs)
         self._keep_plan(key, planned)
         return cache, planned

@@ -32,6 +32,7 @@ from bytecheckpoint.dcp._append import append_plan
 from bytecheckpoint.dcp._destination import begin_commit, start_job
 from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_save
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
+from bytecheckpoint.dcp._plain_call import plan_save
 from bytecheckpoint.dcp._save_digest import with_digest
 from bytecheckpoint.dcp._save_failures import check_handed_in, explaining_unseen, to_hand_in
 from bytecheckpoint.dcp._save_reports import report_of_all, report_of_rank
@@ -46,6 +47,7 @@ from bytecheckpoint.dcp._unsafe import UnsafeObjects, describe_unsafe, refuse_un
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, assemble, complete_metadata
 from bytecheckpoint.dcp.stager import BcpStager
+from bytecheckpoint.dcp.stateful import speed_up_dcp
 from bytecheckpoint.errors import CheckpointError, ConfigError, SaveCancelledError
 from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.observability.observers import note_call
@@ -139,6 +141,7 @@ class BcpWriter(StorageWriter):
     ) -> None:
         super().__init__()
         require(SAVE_AND_LOAD)
+        speed_up_dcp()
         if _extensions:
             raise ValueError("_extensions: stream transforms are not supported; leave them out")
         if serialization_format != _compat.TORCH_SAVE:
@@ -250,7 +253,7 @@ class BcpWriter(StorageWriter):
 
     def storage_meta(self) -> StorageMeta:
         """Begins a save: draws its id and makes its session."""
-        call = CallContext.of_save(self)
+        call = CallContext.of_save(self, functools.partial(plan_save, self, config=self.config))
         if not call.is_explicit:  # else our entry point, which named the call, has claimed the state
             call.staging = claim_of_call()
         session = begin_session(str(self.checkpoint_id), _C.draw_save_id(), call, self.config)

@@ -50,7 +50,7 @@ class RankAssignment(PickledSource):
     def items(self) -> list[WriteItem]:
         if isinstance(self.inventory, LocalInventory):
             return self.plan().items()
-        return _C.items_of_blob(self.inventory.message_or_raise(), self.assignment.encoded, WritePart)
+        return _C.items_of_blob(self.inventory.any_message(), self.assignment.encoded, WritePart)
 
     def plan(self) -> _C.WritePlan:
         assert isinstance(self.inventory, LocalInventory)

@@ -22,8 +22,9 @@ __all__ = ["LazyPaths", "LocalInventory", "RemoteInventory", "bytes_of", "may_se
 
 # Advice for errors where some ranks rely on an exchange of plans in which other ranks cannot take part.
 _ONE_CLASS = (
-    "Use the same planner and writer classes on all ranks, or set Config(enable_tree_topo=False); then save again: the "
-    "ranks no longer rely on plans that they sent before"
+    "Use the same planner and writer classes on all ranks, or set Config(enable_tree_topo=False), or "
+    "Config(planning='as given') if no rank has a planner of ours; then save again: the ranks no longer rely on plans "
+    "that they sent before"
 )
 
 
@@ -119,22 +120,24 @@ class RemoteInventory(PickledSource):
         self.has_checksums = has_checksums
 
     def items(self) -> list[WriteItem]:
-        return _C.items_of_blob(self.message_or_raise(), None, WritePart)
+        return _C.items_of_blob(self.any_message(), None, WritePart)
 
     @functools.cached_property
     def mappings(self) -> dict[str, Any]:
         """Paths by FQN, read from the message. Reading them takes as long as planning it."""
-        *_, planned = _C.plan_ranks([self.message_or_raise()], dedup_to_lowest_rank=True, is_nested=True, gaps="ignore")
+        *_, planned = _C.plan_ranks([self.any_message()], dedup_to_lowest_rank=True, is_nested=True, gaps="ignore")
         mappings: dict[str, Any] = planned.planner_data
         return mappings
 
-    def message_or_raise(self) -> bytes:
-        if self.message is None:
+    def any_message(self) -> bytes:
+        """Returns the message, or that of an earlier save. Its items are the same; its checksums may not be."""
+        message = self.message or plan_cache().blob(self.digest)
+        if message is None:
             raise InvalidPlanError(
                 "the plan items of another rank were read, but that rank sent only the digest of its plan, because no "
                 f"hook was known to read them. {_ONE_CLASS}"
             )
-        return self.message
+        return message
 
 
 class LazyPaths(Mapping[str, Any]):

@@ -87,7 +87,7 @@ class CachedPlan:
     Attributes:
         assignments: The assignment of each rank, by rank.
         manifest: What the metadata will say.
-        blobs: Messages of the ranks that have no checksums, by digest, if they went through this process.
+        blobs: Messages of the ranks, by digest, if they went through this process. Checksums in them may be outdated.
         key: Key of the plan.
         differing: Keys of which copies differ. The lowest rank writes them, and they are not compared again.
     """

@@ -95,6 +95,7 @@ class LoadReport(RankLoadReport):
         renamed_keys: With a ``LoadSpec``, keys of the checkpoint that were loaded under another name, and that name;
             256 at most.
         num_renamed_keys: Number of these keys.
+        as_given: Why the planner that DCP had planned the load, and none of ours; empty if ours did.
     """
 
     path: str
@@ -115,6 +116,7 @@ class LoadReport(RankLoadReport):
     casts: tuple[tuple[str, str, str], ...] = ()
     renamed_keys: tuple[tuple[str, str], ...] = ()
     num_renamed_keys: int = 0
+    as_given: str = ""
 
     @property
     def total_bytes_wanted(self) -> int:

@@ -23,12 +23,14 @@ class PlanReport:
         bytes_sent: Bytes of plans that this rank sent to other ranks.
         bytes_received: Bytes of plans that this rank received from other ranks.
         seconds: Seconds that this rank spent in the planner.
+        as_given: Why the planner that DCP had planned the save, and none of ours; empty if ours did.
     """
 
     cache: str = "off"
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds: float = 0.0
+    as_given: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

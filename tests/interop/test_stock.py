@@ -25,7 +25,7 @@ from support.training import Training
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from bytecheckpoint import BcpReader, BcpWriter
+from bytecheckpoint import BcpReader, BcpWriter, Config
 
 SCRIPT = Path(__file__).with_name("no_bytecheckpoint.py")
 
@@ -187,7 +187,7 @@ def save_by_both(path: str, kind: str) -> tuple[bytes, bytes]:
     dcp.save(state, storage_writer=dcp.FileSystemWriter(path))
     theirs = (Path(path) / ".metadata").read_bytes()
     dist.barrier()
-    returned = dcp.save(state, storage_writer=BcpWriter(path))
+    returned = dcp.save(state, storage_writer=BcpWriter(path, config=Config(planning="as given")))
     assert_published(returned, Path(path))
     return theirs, (Path(path) / ".metadata").read_bytes()
 

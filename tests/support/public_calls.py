@@ -300,7 +300,6 @@ NO_CALLS = {
     "__version__": "a text",
     "observe": "hears of calls: tests/unit/test_observers.py",
     "stop_observing": "hears of calls: tests/unit/test_observers.py",
-    "speed_up_dcp": "neither saves nor loads: tests/unit/test_stateful.py",
     "sweep": "is for object stores: tests/stores/test_store_sweep.py",
     "new_group": "needs several ranks: tests/distributed/test_calls_in_subgroups.py",
     **dict.fromkeys(

@@ -39,4 +39,5 @@ class UncheckedWriter(BcpWriter):
 def save_incomplete(path: Path, state: dict[str, Any] | None = None) -> None:
     """Saves ``state`` without a check for gaps; by default a state with only the first half of ``w``."""
     state = {"w": rows(0, 4), "other": torch.ones(3)} if state is None else state
-    dcp.save(state, storage_writer=UncheckedWriter(path, sync_files=False), no_dist=True)
+    writer = UncheckedWriter(path, sync_files=False, config=Config(planning="as given"))
+    dcp.save(state, storage_writer=writer, no_dist=True)

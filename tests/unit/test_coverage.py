@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,15 @@ class CutsMetadata(DefaultSavePlanner):
         return plans, metadata
 
 
+AS_GIVEN = Config(planning="as given")
+
+
 def save(path: Path, state: dict[str, Any], *, planner: Any = None, writer: Any = None, **options: Any) -> None:
     dcp.save(state, storage_writer=writer or BcpWriter(path, **options), planner=planner, no_dist=True)
 
 
 def load(path: Path, into: dict[str, Any], *, planner: Any = None) -> None:
-    dcp.load(into, storage_reader=BcpReader(path), planner=planner or BcpLoadPlanner(), no_dist=True)
+    dcp.load(into, storage_reader=BcpReader(path, config=AS_GIVEN), planner=planner or BcpLoadPlanner(), no_dist=True)
 
 
 def refusal(call: Any) -> InvalidPlanError:
@@ -212,7 +216,7 @@ def test_what_is_there_loads_and_what_is_not_is_an_error_before_a_tensor_changes
     assert torch.equal(into["other"], torch.zeros(3))
 
 
-@pytest.mark.parametrize("writer", [UncheckedWriter, FileSystemWriter])
+@pytest.mark.parametrize("writer", [partial(UncheckedWriter, config=AS_GIVEN), FileSystemWriter])
 def test_stock_planner_s_checkpoints_are_judged_alike(writer: Any, tmp_path: Path) -> None:
     save(tmp_path, {"w": rows(0, 4)}, writer=writer(tmp_path))
     assert state_of(tmp_path) == ("incomplete", gap_of(4, 8))

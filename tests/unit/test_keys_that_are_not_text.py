@@ -23,6 +23,7 @@ from bytecheckpoint import (
     BcpReader,
     BcpSavePlanner,
     BcpWriter,
+    Config,
     LoadSpec,
     async_save_state_dict,
     load_state_dict,
@@ -266,8 +267,9 @@ def test_other_mappings_are_checked_too() -> None:
 def test_dcps_planner_does_as_stock_and_is_named(tmp_path: Path) -> None:
     save_state_dict(tmp_path / "ck", {"a": {0: 5, 1: torch.ones(2)}, "b": 6}, no_dist=True)
     state: dict[str, Any] = {"a": {0: 0, 1: torch.zeros(2)}, "b": 0}
+    reader = BcpReader(tmp_path / "ck", config=Config(planning="as given"))
     with pytest.warns(RuntimeWarning, match=r"DefaultLoadPlanner: it puts these .*: 'a\.0'\. BcpLoadPlanner"):
-        dcp.load(state, storage_reader=BcpReader(tmp_path / "ck"), planner=DefaultLoadPlanner(), no_dist=True)
+        dcp.load(state, storage_reader=reader, planner=DefaultLoadPlanner(), no_dist=True)
     assert state["a"][0] == 0
     assert state["a"]["0"] == 5
     assert state["a"][1].eq(1).all()

@@ -13,7 +13,7 @@ from planned_states import more
 from support.equality import assert_equal, blank
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
+from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.errors import CheckpointChangedError, CorruptCheckpointError
 
@@ -73,7 +73,7 @@ def test_dcp_s_planner_sees_all_of_it(tmp_path: Path) -> None:
     value = more()
     save(tmp_path, value)
     got = blank(value)
-    reader = BcpReader(tmp_path)
+    reader = BcpReader(tmp_path, config=Config(planning="as given"))
     dcp.load(got, storage_reader=reader, no_dist=True)
     assert_equal(got, value)
     assert not is_read_in_parts(reader)

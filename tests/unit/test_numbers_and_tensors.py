@@ -15,12 +15,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner
 
 import bytecheckpoint
-from bytecheckpoint import BcpLoadPlanner, BcpReader, LoadReport, LoadSpec, load_state_dict, save_state_dict
+from bytecheckpoint import BcpLoadPlanner, BcpReader, Config, LoadReport, LoadSpec, load_state_dict, save_state_dict
 from bytecheckpoint.errors import CheckpointError, ShapeMismatchError
 
 
 def by_dcp(path: Path, state: dict[str, Any], planner: Any) -> LoadReport:
-    reader = BcpReader(path)
+    reader = BcpReader(path, config=Config(planning="as given"))
     try:
         dcp.load(state, storage_reader=reader, planner=planner, no_dist=True)
     except dcp.api.CheckpointException as exception:

@@ -29,6 +29,7 @@ from bytecheckpoint import (
     RankSaveReport,
     SaveReport,
 )
+from bytecheckpoint.planning.plan_cache import plan_cache
 
 PHASES_OF_ALL = ("plan_s", "exchange_s", "write_s")
 OF_THE_COORDINATOR = ("global_plan_s", "begin_s", "wait_s", "assemble_s", "commit_s", "sweep_s")
@@ -184,6 +185,7 @@ def test_the_line_of_a_load() -> None:
 
 @pytest.mark.parametrize("planner", [None, BcpSavePlanner])
 def test_phases_of_a_save_add_up(tmp_path: Path, planner: Any) -> None:
+    plan_cache().clear()
     report = save(tmp_path, planner and planner())
     phases = [getattr(report, name) for name in SAVE_PHASES]
     assert all(seconds > 0.0 for seconds in phases), phases
@@ -192,7 +194,7 @@ def test_phases_of_a_save_add_up(tmp_path: Path, planner: Any) -> None:
     own = {field.name: getattr(report, field.name) for field in dataclasses.fields(RankSaveReport)}
     assert report.ranks == (RankSaveReport(**own),)
     assert (report.rank, report.num_records, report.balance) == (0, 3, 1.0)
-    assert report.plan.cache == ("off" if planner is None else "miss")
+    assert report.plan.cache == "miss"
 
 
 @pytest.mark.parametrize("planner", [None, BcpLoadPlanner])
@@ -239,7 +241,7 @@ def test_what_another_planner_calls_so_is_not(tmp_path: Path) -> None:
     class Other(DefaultSavePlanner):
         last_plan = "yesterday"
 
-    assert save(tmp_path, Other()).plan == PlanReport()
+    assert save(tmp_path, Other()).plan == PlanReport(as_given="planner: it is a Other")
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of DCP with our writer or reader, and no planner or DCP's own, untouched one: our planners plan them.
+
+DCP's function keeps its planner in a variable that the functions inside it share. The first hook of ours that it calls,
+before it has asked the planner for anything, puts a planner of ours there. Neither DCP nor an object of the caller
+changes: this call alone has another planner.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from types import CellType, FunctionType, ModuleType
+from typing import Any
+
+from torch.distributed.checkpoint import default_planner, planner_helpers
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+from bytecheckpoint.probes.of_torch import PLAIN_CALLS
+from bytecheckpoint.probes.probe import holds
+
+__all__ = ["plan_load", "plan_save"]
+
+_AS_GIVEN = "Config(planning='as given')"
+
+
+class _AsImported:
+    """A planner class of DCP and all that it calls, as they were when this module was imported.
+
+    Args:
+        of: The class.
+        options: Attributes that its constructor sets from arguments of the same name, and ours as well.
+        ignored: Another argument of it, which changes no result.
+    """
+
+    def __init__(self, of: type, options: tuple[str, ...], ignored: str = "") -> None:
+        self._of, self._options, self._ignored = of, options, _attributes_of(of, ignored)
+        holders: tuple[type | ModuleType, ...] = (*of.__mro__[:-1], default_planner, planner_helpers)
+        self._found = [(holder, _functions(holder)) for holder in holders]
+        self._foreign = next((name for _, found in self._found for name, f in found.items() if not _is_of_torch(f)), "")
+
+    def why_touched(self, planner: object) -> str:
+        """Returns how ``planner`` differs from a new planner of DCP; empty if it does not, but for its options."""
+        if type(planner) is not self._of:
+            return f"it is a {type(planner).__name__}"
+        if self._foreign:
+            return f"{self._foreign} of DCP was replaced before this package was imported"
+        for holder, found in self._found:
+            now = _functions(holder)
+            if now != found:
+                names = (name for name in {**found, **now} if now.get(name) is not found.get(name))
+                return f"{next(names)} of DCP was replaced"
+        new, has = vars(self._of()), vars(planner)
+        free = (*self._options, *self._ignored)
+        changed = [name for name in {**new, **has} if name not in free and new.get(name, self) != has.get(name, self)]
+        changed += [name for name in self._options if type(has.get(name)) is not bool]
+        return f"its attribute {changed[0]} was set" if changed else ""
+
+    def options(self, planner: object) -> dict[str, Any]:
+        return {name: getattr(planner, name) for name in self._options}
+
+
+def _attributes_of(of: type, argument: str) -> tuple[str, ...]:
+    """Returns the attributes that the constructor of a class sets from an argument that is a bool."""
+    if argument not in inspect.signature(of).parameters:
+        return ()
+    one, other = vars(of(**{argument: False})), vars(of(**{argument: True}))
+    return tuple(name for name in one if one[name] != other.get(name))
+
+
+def _functions(holder: type | ModuleType) -> dict[str, Any]:
+    return {name: value for name, value in vars(holder).items() if isinstance(value, FunctionType)}
+
+
+def _is_of_torch(function: FunctionType) -> bool:
+    package = (function.__module__ or "").partition(".")[0]
+    return package == "torch" or package in sys.stdlib_module_names
+
+
+_FLATTEN = ("flatten_state_dict", "flatten_sharded_tensors")
+_OF_SAVE = _AsImported(DefaultSavePlanner, (*_FLATTEN, "dedup_save_to_lowest_rank"), "enable_plan_caching")
+_OF_LOAD = _AsImported(DefaultLoadPlanner, (*_FLATTEN, "allow_partial_load"))
+
+
+def plan_save(writer: object, variables: dict[str, Any], config: Config) -> str:
+    """Lets a ``BcpSavePlanner`` plan the save of ``writer``, if its planner is DCP's own and nobody has touched it.
+
+    Args:
+        writer: The writer, one of whose hooks runs.
+        variables: Those of DCP's function that runs the save. ``planner`` becomes the planner of the save.
+        config: Settings of the writer.
+
+    Returns:
+        Why the save keeps the planner that it has; empty if it has one of ours.
+    """
+
+    def ours(options: dict[str, Any]) -> BcpSavePlanner:
+        return BcpSavePlanner(config=config, **options)
+
+    return _plan(writer, "storage_writer", variables, config, _OF_SAVE, ours, BcpSavePlanner)
+
+
+def plan_load(reader: object, variables: dict[str, Any], config: Config) -> str:
+    """Does for a load what ``plan_save`` does for a save, with a ``BcpLoadPlanner``."""
+
+    def ours(options: dict[str, Any]) -> BcpLoadPlanner:
+        return BcpLoadPlanner(**options)
+
+    return _plan(reader, "storage_reader", variables, config, _OF_LOAD, ours, BcpLoadPlanner)
+
+
+def _plan(
+    asking: object,
+    storage: str,
+    variables: dict[str, Any],
+    config: Config,
+    theirs: _AsImported,
+    ours: Callable[[dict[str, Any]], Any],
+    of_ours: type,
+) -> str:
+    planner = variables.get("planner")
+    if isinstance(planner, of_ours):
+        return ""
+    if config.planning == "as given":
+        return _AS_GIVEN
+    if variables.get(storage) is not asking:
+        return f"another {storage} is around ours"
+    if not holds(PLAIN_CALLS):
+        return "DCP of this torch does not keep its planner where we look for it"
+    if why := theirs.why_touched(planner):
+        return f"planner: {why}"
+    cell = _cell_of(variables.get("local_step"), planner)
+    if cell is None:
+        return "DCP's function keeps its planner elsewhere"
+    cell.cell_contents = variables["planner"] = ours(theirs.options(planner))
+    return ""
+
+
+def _cell_of(function: Any, planner: object) -> CellType | None:
+    """Returns the variable in which ``function``, of DCP, finds its planner; None if that is not to be found."""
+    inside = inspect.unwrap(function) if callable(function) else None
+    if not isinstance(inside, FunctionType) or "planner" not in inside.__code__.co_freevars:
+        return None
+    cell = (inside.__closure__ or ())[inside.__code__.co_freevars.index("planner")]
+    return cell if cell.cell_contents is planner else None

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain calls of several ranks: ours plan them on all ranks. If a planner was touched on one, all go DCP's way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from support.ranks import run_ranks
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config, verify
+from bytecheckpoint.planning.plan_cache import plan_cache
+
+NUM_RANKS = 4
+
+
+def state(value: float) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (2, NUM_RANKS // 2), mesh_dim_names=("replicas", "shards"))
+    whole = torch.arange(64 * 32, dtype=torch.float32).reshape(64, 32) * value
+    return {
+        "sharded": distribute_tensor(whole, mesh, [Replicate(), Shard(0)]),
+        "replicated": distribute_tensor(whole + value, mesh, [Replicate(), Replicate()]),
+        "nested": {f"of rank {dist.get_rank()}": torch.full((5,), value)},
+    }
+
+
+def check(path: Path, value: float, planner: Any = None) -> None:
+    got = state(0.0)
+    dcp.load(got, storage_reader=BcpReader(path), planner=planner)
+    wanted = state(value)
+    for key in ("sharded", "replicated"):
+        assert torch.equal(got[key].full_tensor(), wanted[key].full_tensor())
+    torch.testing.assert_close(got["nested"], wanted["nested"], rtol=0, atol=0)
+
+
+def chunks(path: Path) -> dict[Any, Any]:
+    metadata = BcpReader(path).read_metadata()
+    places = {index: (place.offset, place.length) for index, place in metadata.storage_data.items()}
+    return {"keys": metadata.state_dict_metadata, "nested": metadata.planner_data, "places": places}
+
+
+def save_both_ways(folder: Path) -> None:
+    for name, planner in (("plain", None), ("explicit", BcpSavePlanner())):
+        writer = BcpWriter(folder / name)
+        dcp.save(state(2.0), storage_writer=writer, planner=planner)
+        assert writer.last_report is not None
+        assert writer.last_report.plan.as_given == ""
+        check(folder / name, 2.0)
+    if dist.get_rank() == 0:
+        assert chunks(folder / "plain") == chunks(folder / "explicit")
+
+
+def test_the_ranks_save_as_with_our_planner(tmp_path: Path) -> None:
+    run_ranks(NUM_RANKS, save_both_ways, tmp_path)
+    assert verify(tmp_path / "plain").is_whole
+
+
+class Touched(DefaultSavePlanner):
+    """A planner of somebody else."""
+
+
+class TouchedLoad(DefaultLoadPlanner):
+    """A planner of somebody else."""
+
+
+def save_with_one(folder: Path, who: int, num_before: int) -> str:
+    """Saves plainly some times, and then with a planner that one rank has touched."""
+    path, mine = folder / "ck", dist.get_rank() == who
+    for _ in range(num_before):
+        dcp.save(state(1.0), storage_writer=BcpWriter(path))
+    writer = BcpWriter(path)
+    dcp.save(state(3.0), storage_writer=writer, planner=Touched() if mine else None)
+    dcp.save(state(3.0), storage_writer=BcpWriter(folder / "stock", config=Config(planning="as given")))
+    check(path, 3.0, TouchedLoad() if mine else None)
+    assert writer.last_report is not None
+    return writer.last_report.plan.as_given
+
+
+@pytest.mark.parametrize("who", [0, 2])
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_if_one_rank_must_go_dcps_way_all_do(tmp_path: Path, who: int, num_before: int) -> None:
+    """Also if the other ranks have sent only digests of what they hold, for plans were alike before."""
+    reasons = run_ranks(NUM_RANKS, save_with_one, tmp_path, who, num_before)
+    others = "planner: it is another one on some rank"
+    assert reasons == ["planner: it is a Touched" if rank == who else others for rank in range(NUM_RANKS)]
+    assert chunks(tmp_path / "ck") == chunks(tmp_path / "stock")
+    assert verify(tmp_path / "ck").is_whole
+
+
+def save_with_one_behind_a_new_coordinator(path: Path) -> None:
+    """The coordinator has forgotten what the others sent before, as one of another group has never heard it."""
+    dcp.save(state(1.0), storage_writer=BcpWriter(path))
+    if dist.get_rank() == 0:
+        plan_cache().clear()
+    planner = Touched() if dist.get_rank() == 2 else None
+    with pytest.raises(CheckpointException, match=r"sent only the digest of its plan.*planning='as given'.*save again"):
+        dcp.save(state(3.0), storage_writer=BcpWriter(path), planner=planner)
+    check(path, 1.0)
+    dcp.save(state(3.0), storage_writer=BcpWriter(path), planner=planner)
+    check(path, 3.0)
+
+
+def test_if_plans_are_not_to_be_had_the_save_fails_and_the_next_one_does_not(tmp_path: Path) -> None:
+    run_ranks(NUM_RANKS, save_with_one_behind_a_new_coordinator, tmp_path)
