@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 import bytecheckpoint
-from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.compat.private_names import new_dtensor
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.tensors.dtensor_pieces import pieces_of
@@ -241,6 +241,9 @@ def test_what_nobody_knows_how_to_divide_is_refused_on_every_rank(tmp_path: Path
             assert re.search(f"'{key}': .*{_REFUSALS[key]}", message), (call, message)
 
 
+AS_GIVEN = Config(planning="as given")
+
+
 def use_dcps_planners(path: str) -> None:
     mesh = init_device_mesh("cpu", (2, 2))
     state = {
@@ -252,11 +255,11 @@ def use_dcps_planners(path: str) -> None:
         before = dtensor.to_local().clone()
         pattern = f"'{key}': a DTensor of which this rank holds several pieces"
         with pytest.raises(CheckpointException, match=pattern):
-            dcp.load({key: dtensor}, storage_reader=BcpReader(f"{path}/whole"), planner=dcp.DefaultLoadPlanner())
+            dcp.load({key: dtensor}, storage_reader=BcpReader(f"{path}/whole", config=AS_GIVEN))
         assert torch.equal(dtensor.to_local(), before)
         pattern = pattern if key == "ordered" else "key:flattened has overlapping chunks"  # DCP's planner sees that
         with pytest.raises(CheckpointException, match=pattern):
-            dcp.save({key: dtensor}, storage_writer=BcpWriter(f"{path}/step"), planner=dcp.DefaultSavePlanner())
+            dcp.save({key: dtensor}, storage_writer=BcpWriter(f"{path}/step", config=AS_GIVEN))
         assert not Path(f"{path}/step/.metadata").exists()
 
 
