@@ -15,7 +15,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.preloading import preloaded
+
 __all__ = ["FINDING_OF", "save_steps"]
+
+_SLOW_PWRITE = Path(__file__).with_name("slow_pwrite.c")
 
 FINDING_OF = {
     "storage": ("slow_storage", "write"),
@@ -72,7 +76,8 @@ def save_steps(
             is_slow = bool(kind) and rank == slow
             environment = dict(os.environ)
             if is_slow and kind == "storage":
-                environment |= {"LD_PRELOAD": str(_library(Path(folder))), "SLOW_PWRITE_MS": str(_DELAY_MS)}
+                library = preloaded(_SLOW_PWRITE, Path(folder), untested="SLOW STORAGE")
+                environment |= {"LD_PRELOAD": str(library), "SLOW_PWRITE_MS": str(_DELAY_MS)}
             holds = mib * _TIMES_AS_MUCH if is_slow and kind == "bytes" else mib
             late_s = _LATE_S if is_slow and kind == "late" else 0.0
             numbers = map(str, (rank, num_ranks, holds, late_s, *steps))
@@ -82,10 +87,3 @@ def save_steps(
         failed = [rank for rank, process in enumerate(processes) if process.returncode != 0]
         if failed:
             raise RuntimeError(f"rank {failed[0]}: {errors[failed[0]][-2000:]}")
-
-
-def _library(folder: Path) -> Path:
-    library = folder / "slow_pwrite.so"
-    source = Path(__file__).with_name("slow_pwrite.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    return library
