@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -24,8 +25,6 @@ from bytecheckpoint.probes.of_torch import PLAIN_CALLS
 from bytecheckpoint.probes.probe import holds
 
 __all__ = ["plan_load", "plan_save"]
-
-_AS_GIVEN = "Config(planning='as given')"
 
 
 class _AsImported:
@@ -97,20 +96,12 @@ def plan_save(writer: object, variables: dict[str, Any], config: Config) -> str:
     Returns:
         Why the save keeps the planner that it has; empty if it has one of ours.
     """
-
-    def ours(options: dict[str, Any]) -> BcpSavePlanner:
-        return BcpSavePlanner(config=config, **options)
-
-    return _plan(writer, "storage_writer", variables, config, _OF_SAVE, ours, BcpSavePlanner)
+    return _plan(writer, "storage_writer", variables, config, _OF_SAVE, partial(BcpSavePlanner, config=config))
 
 
 def plan_load(reader: object, variables: dict[str, Any], config: Config) -> str:
     """Does for a load what ``plan_save`` does for a save, with a ``BcpLoadPlanner``."""
-
-    def ours(options: dict[str, Any]) -> BcpLoadPlanner:
-        return BcpLoadPlanner(**options)
-
-    return _plan(reader, "storage_reader", variables, config, _OF_LOAD, ours, BcpLoadPlanner)
+    return _plan(reader, "storage_reader", variables, config, _OF_LOAD, BcpLoadPlanner)
 
 
 def _plan(
@@ -119,14 +110,13 @@ def _plan(
     variables: dict[str, Any],
     config: Config,
     theirs: _AsImported,
-    ours: Callable[[dict[str, Any]], Any],
-    of_ours: type,
+    ours: Callable[..., Any],
 ) -> str:
     planner = variables.get("planner")
-    if isinstance(planner, of_ours):
+    if isinstance(planner, (BcpSavePlanner, BcpLoadPlanner)):
         return ""
     if config.planning == "as given":
-        return _AS_GIVEN
+        return "Config(planning='as given')"
     if variables.get(storage) is not asking:
         return f"another {storage} is around ours"
     if not holds(PLAIN_CALLS):
@@ -136,7 +126,7 @@ def _plan(
     cell = _cell_of(variables.get("local_step"), planner)
     if cell is None:
         return "DCP's function keeps its planner elsewhere"
-    cell.cell_contents = variables["planner"] = ours(theirs.options(planner))
+    cell.cell_contents = variables["planner"] = ours(**theirs.options(planner))
     return ""
 
 
