@@ -202,7 +202,7 @@ class SaveCancelledError(CheckpointError):
 
 
 class SaveFailedError(CheckpointError):
-    """A save failed on some ranks and was undone. The previous checkpoint is whole.
+    """A save failed on some ranks and was undone, or the message says what is left. The previous checkpoint is whole.
 
     Attributes:
         reasons: The exception of each rank that failed, by rank.

@@ -9,10 +9,10 @@ went back to an earlier step and saved from there goes on from what it saved, no
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bytecheckpoint.checkpoint.commit_times import commit_times, with_copies
+from bytecheckpoint.checkpoint.commit_times import Committed, commit_times, in_spite_of_copies
 from bytecheckpoint.checkpoint.folders import Place
 from bytecheckpoint.checkpoint.step_names import step_number
 from bytecheckpoint.checkpoint.tracker_text import tracker_text
@@ -36,12 +36,15 @@ class CommitOrder:
         by_time: The same steps, without regard to the tracker.
         unmarked: The others, the highest number first: nothing is committed there.
         tracked: The step that the tracker names, if it is one of ``steps``.
+        by_mark: The step whose commit mark is the youngest, if it is not the first of ``by_time``, because its save
+            began before that.
     """
 
     steps: tuple[Step, ...]
     by_time: tuple[Step, ...]
     unmarked: tuple[Step, ...]
     tracked: Step | None
+    by_mark: Step | None = None
 
     def is_newer(self, step: Step, than: Step) -> bool:
         """Whether a step is newer than another; by their numbers if either has no commit mark."""
@@ -66,6 +69,11 @@ class CommitOrder:
             )
         if is_tracked and self.by_time[0] != newest:
             doubts.append(f"{_name(self.by_time[0])} was committed last")
+        if self.by_mark in behind:
+            doubts.append(
+                f"the commit mark of {_name(self.by_mark)} is younger, though its save began earlier: the steps were "
+                "copied, or the clocks of hosts differ"
+            )
         by = "because the tracker names it" if is_tracked else "by the time of its commit"
         return f"{_name(newest)} is the newest, {by}, but {', and '.join(doubts)}" if doubts else ""
 
@@ -86,18 +94,20 @@ def commit_order(run: Place, folders: Iterable[Step], tracker: str | None = None
     marked = tuple(step for step in by_number if step[1] in times)
     unmarked = tuple(step for step in by_number if step[1] not in times)
 
-    def in_order() -> tuple[Step, ...]:
-        return tuple(sorted(marked, key=lambda step: times[step[1]], reverse=True))  # of equal times, the order stays
+    def in_order(key: Mapping[str, int] | Mapping[str, Committed]) -> tuple[Step, ...]:
+        return tuple(sorted(marked, key=lambda step: key[step[1]], reverse=True))  # of equal keys, the order stays
 
-    by_time = in_order()
+    by_time = in_order(times)
+    by_mark = None
     if by_time != marked:
-        times = with_copies(times)
-        by_time = in_order()
+        committed = in_spite_of_copies(times)
+        youngest, by_time = by_time[0], in_order(committed)
+        by_mark = youngest if 0 < committed[youngest[1]].began < committed[by_time[0][1]].began else None
     number = step_number(tracker_text(run) if tracker is None else tracker)
     named = [step for step in by_time if step[0] == number]
     tracked = next((step for step in named if _name(step) == _TRACKED_NAME.format(number)), named[0] if named else None)
     steps = by_time if tracked is None else (tracked, *(step for step in by_time if step != tracked))
-    return CommitOrder(steps, by_time, unmarked, tracked)
+    return CommitOrder(steps, by_time, unmarked, tracked, by_mark)
 
 
 def _name(step: Step) -> str:

@@ -6,15 +6,20 @@ and nobody changes afterwards. Of several marks it is that of the model, which i
 ranks that committed by themselves.
 
 A copy (``cp -r``, ``rsync`` without ``-t``, an upload) has the times of the copying. It is known by a commit mark that
-is older than a file that it names: no save writes in that order.
+is older than a file that it names, since no save writes in that order; or by marks in another order than that in which
+the saves began, which their ids say.
 """
 
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 
 from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.folders import below
@@ -25,12 +30,14 @@ from bytecheckpoint.object_store.names import is_mark, rank_of_mark
 from bytecheckpoint.object_store.stores import place_in_store
 from bytecheckpoint.object_store.urls import is_store_url, joined
 
-__all__ = ["commit_times", "with_copies"]
+__all__ = ["Committed", "commit_times", "in_spite_of_copies"]
 
 _MARK = ".metadata"
 _PART_COMMITTED_LAST = "model"
 _MOST_REQUESTS = 16  # at once
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_A_DAY = 86_400 * 10**9  # nanoseconds
+_FIRST_ID = 1_795_000_000 * 10**9  # November 2026: earlier builds wrote no time into their ids
 
 
 def commit_times(paths: Sequence[str]) -> dict[str, int]:
@@ -50,20 +57,48 @@ def commit_times(paths: Sequence[str]) -> dict[str, int]:
     return {path: time for path, time in zip(paths, times, strict=True) if time is not None}
 
 
-def with_copies(times: Mapping[str, int]) -> dict[str, int]:
-    """Returns the times with one and the same for all steps that were copied, since theirs say nothing of their order.
+@dataclass(frozen=True, order=True)
+class Committed:
+    """Place of a step in the order of commits.
 
-    It is the end of the copying: they were committed before that. A step whose time lies between the begin and the end
-    of the copying was copied, too, though its mark came last.
+    Attributes:
+        by: When it was committed at the latest, in nanoseconds since 1970: of a copy, the end of the copying.
+        began: When its save began, if it is a copy and all copies say that; 0 otherwise.
+    """
+
+    by: int
+    began: int = 0
+
+
+def in_spite_of_copies(times: Mapping[str, int]) -> dict[str, Committed]:
+    """Returns the order of commits without regard to the times of copies, which say nothing of it.
+
+    They were committed before the end of the copying. A step whose time lies between the begin and the end of the
+    copying was copied, too, though its mark came last.
 
     Args:
         times: What ``commit_times`` returned.
     """
-    copied = {path: last for path, time in times.items() if (last := _last_named_file(path)) > time}
-    if not copied:
-        return {**times}
-    begin, end = min(times[path] for path in copied), max(copied.values())
-    return {path: end if begin <= time <= end else time for path, time in times.items()}
+    saves = {path: _save_in(path) for path in times}
+    ends = {path: max(time, saves[path].last_file) for path, time in times.items()}
+    copied = {path for path, time in times.items() if saves[path].last_file > time}
+    copied |= _in_another_order(times, {path: save.began for path, save in saves.items() if save.began})
+    begin = min((times[path] for path in copied), default=0)
+    end = max((ends[path] for path in copied), default=-1)
+    copied = {path for path, time in times.items() if begin <= time <= end}
+    is_known = all(saves[path].began for path in copied)
+    as_copy = {path: Committed(end, saves[path].began if is_known else 0) for path in copied}
+    return {path: as_copy.get(path, Committed(time)) for path, time in times.items()}
+
+
+def _in_another_order(times: Mapping[str, int], began: Mapping[str, int]) -> set[str]:
+    """Returns the steps that were committed before one whose save began earlier, and those."""
+    paths = sorted(began, key=lambda path: times[path])
+    begins = [began[path] for path in paths]
+    latest = accumulate(begins, max)
+    earliest = reversed([*accumulate(reversed(begins), min)])
+    found = zip(paths, begins, latest, earliest, strict=True)
+    return {path for path, begin, late, early in found if late > begin or early < begin}
 
 
 def _time_on_disk(path: str) -> int | None:
@@ -85,18 +120,40 @@ def _time_in_store(url: str) -> int | None:
         return max((time for name, time in _times_in(url).items() if is_mark(name)), default=None)
 
 
-def _last_named_file(path: str) -> int:
-    """Returns when the last of the data files was changed that the marks of a step name; 0 if that is not known."""
-    last = 0
+@dataclass(frozen=True)
+class _Save:
+    """The save of a step.
+
+    Attributes:
+        last_file: When the last of the data files was changed that the marks name; 0 if that is not known.
+        began: When it began, by the clock of its coordinator; 0 if that is not known. Both in nanoseconds since 1970.
+    """
+
+    last_file: int = 0
+    began: int = 0
+
+
+def _save_in(path: str) -> _Save:
+    save = _Save()
     for folder in (path, str(below(path, _PART_COMMITTED_LAST)) if is_store_url(path) else f"{path}/model"):
         try:
             times = _times_in(folder)
             for mark in filter(is_mark, times):
-                files = _core.Checkpoint.open(folder, rank=rank_of_mark(mark)).files()
-                last = max([last, *(times.get(name, 0) for name, *_ in files)])
+                checkpoint = _core.Checkpoint.open(folder, rank=rank_of_mark(mark))
+                last_file = max((times.get(name, 0) for name, *_ in checkpoint.files()), default=0)
+                began = _begin_of_save(checkpoint.save_id)
+                save = _Save(max(save.last_file, last_file), max(save.began, began))
         except (CheckpointError, OSError):
             continue
-    return last
+    return save
+
+
+def _begin_of_save(save_id: str) -> int:
+    """Returns the time in a save id; 0 if it has none: it is of an earlier build, or of another writer."""
+    drawn = uuid.UUID(hex=save_id)
+    began = (drawn.int >> 80) * 1_000_000
+    # Of random ids, one in 64 has this version and variant.
+    return began if drawn.version == 7 and _FIRST_ID < began < time.time_ns() + _A_DAY else 0
 
 
 def _times_in(folder: str) -> dict[str, int]:

@@ -284,9 +284,11 @@ class Retention:
         now: datetime | None,
         report: RetentionReport,
     ) -> bool:
+        if folder.state == "unknown" and not folder.is_faulty:
+            return False  # nothing of a checkpoint
         if folder.state == "unknown":
-            return False
-        if folder.is_being_saved:
+            why = f"it cannot be looked at: {folder.reason}"
+        elif folder.is_being_saved:
             why = "a save is under way"
         elif folder.state not in ("complete", "half") and not self.remove_corrupt:
             why = f"{folder.state}: {folder.reason}"

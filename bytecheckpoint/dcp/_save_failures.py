@@ -13,10 +13,12 @@ from bytecheckpoint import _C
 from bytecheckpoint.dcp._places import refuse_other_places
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession
 from bytecheckpoint.distributed.call_order import check_in_step
-from bytecheckpoint.errors import SaveFailedError, StorageError, sendable, texts_of_ranks
+from bytecheckpoint.errors import CheckpointError, SaveFailedError, StorageError, sendable, texts_of_ranks
 from bytecheckpoint.object_store.urls import is_store_url
 
-__all__ = ["check_handed_in", "explaining_unseen", "save_failed", "to_hand_in"]
+__all__ = ["check_handed_in", "explaining_unseen", "save_failed", "say_files_stay", "to_hand_in"]
+
+_UNDONE = " and was undone"
 
 
 def to_hand_in(error: BaseException, session: SaveSession) -> BaseException:
@@ -57,7 +59,18 @@ def _check_right(session: SaveSession) -> None:
 
 def save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedError:
     """Returns the error that all ranks raise, made from the errors of the ranks that failed."""
-    return SaveFailedError(f"save({path}) failed and was undone: {texts_of_ranks(failed)}", failed)
+    return SaveFailedError(f"save({path}) failed{_UNDONE}: {texts_of_ranks(failed)}", failed)
+
+
+def say_files_stay(error: BaseException, of_clean_up: CheckpointError) -> None:
+    """Makes the ``error`` of a failed save say that its files could not be removed.
+
+    The first failure is the one to raise. The sweep of a later save removes what is left.
+    """
+    error.add_note(f"the files of the failed save could not be removed: {of_clean_up}")
+    if isinstance(error, SaveFailedError):
+        left = f", and could not be undone: a later save removes its files ({of_clean_up})"
+        error.args = (str(error).replace(_UNDONE, left, 1),)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_save
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._plain_call import plan_save
 from bytecheckpoint.dcp._save_digest import with_digest
-from bytecheckpoint.dcp._save_failures import check_handed_in, explaining_unseen, to_hand_in
+from bytecheckpoint.dcp._save_failures import check_handed_in, explaining_unseen, say_files_stay, to_hand_in
 from bytecheckpoint.dcp._save_reports import report_of_all, report_of_rank
 from bytecheckpoint.dcp._save_session import (
     RankResult,
@@ -394,8 +394,7 @@ class BcpWriter(StorageWriter):
                 in_doubt = any(getattr(reason, "errno", None) == ETIMEDOUT for reason in failed.values())
                 commit.abort([name for result in handed_in for name in result.file_names], in_doubt)
             except CheckpointError as of_clean_up:
-                # The first failure is the one to raise; the sweep of a later save removes what is left.
-                error.add_note(f"the files of the failed save could not be removed: {of_clean_up}")
+                say_files_stay(error, of_clean_up)
             raise
         finally:
             session.end()

@@ -143,11 +143,17 @@ class StoreCommit:
         }
 
     def abort(self, file_names: Sequence[str], in_doubt: bool = False) -> None:
-        """Removes the data files of a save that failed, unless it may be committed, or may still become so."""
+        """Removes the data files of a save that failed, unless it may be committed, or may still become so.
+
+        Raises:
+            StorageError: A file could not be removed, or the store has failed to answer some rank (``in_doubt``).
+        """
         with self._lock:
             self._is_over = True
-            if self._may_be_committed or in_doubt:
+            if self._may_be_committed:
                 return
+        if in_doubt:
+            raise StorageError(f"delete({self._client.url}): the store did not answer", self._client.url)
         self._asked("delete", "", lambda: self._client.delete(file_names))
 
     def abandon(self) -> None:

@@ -11,7 +11,7 @@ namespace bytecheckpoint::base {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and copied as such");
 
-/// 16 random bytes that name a save or a data file.
+/// 16 bytes that name a save or a data file.
 using Id = std::array<uint8_t, 16>;
 
 /// Returns `bytes` as lower-case hex digits, two per byte.

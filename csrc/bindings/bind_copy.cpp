@@ -64,7 +64,7 @@ CheckpointHolder assemble_copy(const Checkpoint& checkpoint, const std::vector<S
   const std::vector<std::string_view> encoded(results.begin(), results.end());
   return CheckpointHolder(new Checkpoint(value_unlocked([&]() -> base::Result<format::Manifest> {
     BCP_ASSIGN_OR_RETURN(format::Manifest plan, engine::plan_copy(manifest, to_copy));
-    BCP_ASSIGN_OR_RETURN(plan.save_id, engine::draw_id());
+    BCP_ASSIGN_OR_RETURN(plan.save_id, engine::draw_save_id());
     plan.planner_data = std::move(tree);
     plan.checkpoint_id = std::move(checkpoint_id);
     plan.user_metadata = std::move(user_metadata);

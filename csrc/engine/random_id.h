@@ -10,4 +10,8 @@ namespace bytecheckpoint::engine {
 /// start alike.
 base::Result<base::Id> draw_id();
 
+/// Returns an id for a save that begins now: a UUID of version 7, whose first 48 bits are the milliseconds since 1970.
+/// Copies of a checkpoint keep it, while the times of their files are those of the copying.
+base::Result<base::Id> draw_save_id();
+
 }  // namespace bytecheckpoint::engine

@@ -16,6 +16,7 @@ import pytest
 from support.cli_runs import as_json
 from support.cli_runs import run as run_command
 from torch import nn
+from torch.distributed import checkpoint as dcp
 from unit.run_folder import RunFolder, save_at, small_state
 
 import bytecheckpoint
@@ -37,6 +38,13 @@ def run_of(run: RunFolder, steps: Sequence[int], first_s: int = 1000) -> None:
     """Makes steps that were committed in this order."""
     for number, step in enumerate(steps):
         run.complete(step)
+        committed(run.path(step), first_s + 10 * number)
+
+
+def by_stock(run: RunFolder, steps: Sequence[int], first_s: int) -> None:
+    """Makes such steps that do not say when their saves began."""
+    for number, step in enumerate(steps):
+        dcp.save(small_state(), checkpoint_id=run.path(step), no_dist=True)
         committed(run.path(step), first_s + 10 * number)
 
 
@@ -138,8 +146,9 @@ def test_parts_of_ranks_are_committed_with_the_last_of_them(run: RunFolder) -> N
 
 
 def test_parts_of_a_save_are_committed_with_the_model(tmp_path: Path) -> None:
-    for step in (10, 20):
+    for step in (20, 10):
         bytecheckpoint.save(tmp_path, {"model": nn.Linear(3, 2), "extra_state": {"a": 1}}, "ddp", global_steps=step)
+    (tmp_path / TRACKER).write_text("20")
     for step, extra_s, model_s in ((10, 1000, 1030), (20, 1010, 1020)):
         committed(tmp_path / f"global_step_{step}" / "extra_state", extra_s)
         committed(tmp_path / f"global_step_{step}" / "model", model_s)
@@ -164,6 +173,43 @@ def test_copies_without_their_times_are_told_by_their_numbers(run: RunFolder) ->
     assert newest(run.root)[0] == 15
 
 
+@pytest.mark.parametrize("mark_comes_last", [True, False])
+def test_copies_without_their_times_are_told_by_the_begin_of_their_saves(run: RunFolder, mark_comes_last: bool) -> None:
+    """``cp -r`` out of a file system that lists the commit mark last leaves no mark that is older than its files."""
+    for step in (10, 20, 30, 15):
+        save_at(run.path(step))
+    for number, step in enumerate((15, 20, 10, 30)):
+        committed(run.path(step), 1000 + 10 * number, files_s=1000 + 10 * number + (-1 if mark_comes_last else 1))
+    found, doubts = newest(run.root)
+    assert found == 15, "that was saved last"
+    assert doubts.endswith(
+        ", and the commit mark of step-30 is younger, though its save began earlier: the steps were copied, or the "
+        "clocks of hosts differ"
+    )
+    assert prune(run.root, keep_latest=2).kept == [15, 30]
+    save_at(run.path(25))
+    assert newest(run.root)[0] == 25, "it was committed after the copying"
+    assert prune(run.root, keep_latest=2).kept == [15, 25]
+
+
+def test_copies_of_which_some_do_not_say_when_they_began_are_told_by_their_numbers(run: RunFolder) -> None:
+    save_at(run.path(10))
+    save_at(run.path(30))
+    dcp.save(small_state(), checkpoint_id=run.path(20), no_dist=True)
+    for step, at_s in ((30, 1000), (20, 1005), (10, 1010)):
+        committed(run.path(step), at_s)
+    assert newest(run.root) == (30, "")
+
+
+def test_going_back_is_no_copying(run: RunFolder) -> None:
+    for number, step in enumerate((10, 20, 30, 15)):
+        save_at(run.path(step))
+        committed(run.path(step), 1000 + 10 * number)
+    found, doubts = newest(run.root)
+    assert found == 15
+    assert doubts.endswith("it is of another run")
+
+
 def test_another_file_that_is_younger_makes_no_copy(run: RunFolder) -> None:
     """A dead save to a folder leaves data files that its checkpoint does not name."""
     run_of(run, [10, 30, 20])
@@ -177,7 +223,7 @@ def test_another_file_that_is_younger_makes_no_copy(run: RunFolder) -> None:
 
 def test_what_this_process_committed_last_stays(run: RunFolder) -> None:
     """Here other steps have times in the future: another host wrote them, whose clock differs."""
-    run_of(run, [4000, 5000], first_s=1 << 33)
+    by_stock(run, [4000, 5000], first_s=1 << 33)
     retention = Retention(run.root, keep_latest=2)
     for step in (10, 20):
         save_at(run.path(step))
@@ -219,7 +265,7 @@ def test_a_part_that_was_loaded_keeps_its_step(tmp_path: Path) -> None:
 
 
 def test_a_run_behind_a_link_is_the_same(run: RunFolder, tmp_path: Path) -> None:
-    run_of(run, [5000], first_s=1 << 33)
+    by_stock(run, [5000], first_s=1 << 33)
     (tmp_path / "link").symlink_to(run.root)
     save_at(tmp_path / "link" / "step-10")
     assert prune(run.root, keep_latest=1).kept == [10, 5000]

@@ -178,7 +178,8 @@ def test_what_is_no_checkpoint_is_never_touched(run: RunFolder, tmp_path: Path, 
     run.path(2).symlink_to(template)
     (run.root / "notes").touch()
     run.complete(3, 4)
-    prune(run.root, keep_latest=1, grace_s=0)
+    report = prune(run.root, keep_latest=1, grace_s=0)
+    assert report.skipped == {}
     assert run.names() == {"step-1", "step-2", "step-4", "notes"}
     assert (template / ".metadata").exists()
 
