@@ -83,14 +83,9 @@ base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
 
 Status Commit::begin_slowly() {
   const CommitOptions& o = options_;
-  BCP_RETURN_IF_ERROR(make_directories());
+  BCP_ASSIGN_OR_RETURN(const bool is_new, make_directories());
   BCP_FAILPOINT(kBeginDirectory);
-  const std::string mark = path(mark_name(o.scope));
-  BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(mark));
-  if (type == io::EntryType::kDirectory) {
-    return Status::storage("begin", mark, "is a directory, but the metadata of a checkpoint is a file", EISDIR);
-  }
-  BCP_RETURN_IF_ERROR(refuse_what_is_there());
+  if (!is_new) BCP_RETURN_IF_ERROR(refuse_what_is_there());
   const std::string own_tmp = tmp_name(o.save_id, o.scope);
   const base::MutexLock lock(mutex_);
   BCP_RETURN_IF_ERROR(io::ask_until_seen(o.directory, o.visibility_timeout_s, [&]() BCP_REQUIRES(mutex_) -> Status {
@@ -109,6 +104,7 @@ Status Commit::begin_slowly() {
   // From here on `abandon_slowly` removes our tmp if anything fails. A save that was given up meanwhile must not take
   // the right of another one away.
   if (stage_ == Stage::kGivenUp) return superseded();
+  const io::OneLook look(o.directory);
   BCP_RETURN_IF_ERROR(refuse_live_saves(o.directory, own_tmp, o.scope, o.take_over));
   // Looks again: a save that ended before we held our tmp may have committed since.
   BCP_RETURN_IF_ERROR(refuse_what_is_there());
@@ -131,9 +127,10 @@ Status Commit::begin_slowly() {
   return Status::ok();
 }
 
-Status Commit::make_directories() {
+base::Result<bool> Commit::make_directories() {
   const base::MutexLock lock(mutex_);
-  return io::make_directories(options_.directory, options_.sync, &made_);
+  BCP_RETURN_IF_ERROR(io::make_directories(options_.directory, options_.sync, &made_));
+  return !made_.empty() && made_.back() == options_.directory;
 }
 
 Status Commit::try_to_replace_nothing() const {
@@ -155,7 +152,11 @@ Status Commit::try_to_replace_nothing() const {
 
 Status Commit::refuse_what_is_there() const {
   const CommitOptions& o = options_;
-  BCP_ASSIGN_OR_RETURN(const io::EntryType own, io::entry_type(path(mark_name(o.scope))));
+  const std::string mark = path(mark_name(o.scope));
+  BCP_ASSIGN_OR_RETURN(const io::EntryType own, io::entry_type(mark));
+  if (own == io::EntryType::kDirectory) {
+    return Status::storage("begin", mark, "is a directory, but the metadata of a checkpoint is a file", EISDIR);
+  }
   if (own != io::EntryType::kAbsent && !o.overwrite) {
     return Status::make(Code::kExists,
                         text("begin(", o.directory, "): Checkpoint already exists and overwrite is False"), o.directory,
@@ -324,6 +325,7 @@ Status Commit::write_metadata(std::string_view metadata_file) {
 }
 
 Status Commit::look_again(const std::vector<format::FileEntry>& files) const {
+  const io::OneLook look(options_.directory);
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> listing, io::list_directory(options_.directory));
   const std::unordered_set<std::string_view> names(listing.begin(), listing.end());
   const std::string own_tmp = tmp_name(options_.save_id, options_.scope);

@@ -186,7 +186,8 @@ class Commit {
   base::Status abandon_slowly();
   base::Status superseded(
       std::string_view how = "this save gave up its right to commit, or a newer save took it") const;
-  base::Status make_directories();
+  /// Makes the directory and those above it. \returns whether it was missing: then nothing can be in it yet.
+  base::Result<bool> make_directories();
   /// \returns kUnsupported if this file system cannot commit without replacing. kStorage.
   base::Status try_to_replace_nothing() const;
 

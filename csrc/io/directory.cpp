@@ -140,6 +140,7 @@ base::Result<std::vector<std::string>> list_directory(const std::string& path) {
   }
   const int fd = open_directory(path);
   if (fd < 0) return Status::storage("opendir", path, "", errno);
+  note_listed(path);
   return names_in(fd, path);
 }
 

@@ -85,6 +85,7 @@ File& File::operator=(File&& other) noexcept {
     object_ = std::move(other.object_);
     upload_ = std::move(other.upload_);
     direct_ = other.direct_.load();
+    end_ = other.end_.load();
   }
   return *this;
 }
@@ -219,6 +220,7 @@ Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
     }
     if (written == 0) return Status::storage("pwrite", path_, text("offset=", offset, ", wrote nothing"), EIO);
     BCP_JOURNAL(wrote(fd_, path_, from, written, offset));
+    note_end(offset + written);
     from += written;
     size -= written;
     offset += written;
@@ -251,7 +253,14 @@ base::Result<int64_t> File::write_together(const std::vector<std::string_view>& 
     if (part > 0) BCP_JOURNAL(wrote(fd_, path_, vector.iov_base, part, at));
     at += part;
   }
+  note_end(offset + written);
   return static_cast<int64_t>(written);
+}
+
+void File::note_end(int64_t end) {
+  int64_t before = end_;
+  while (before >= 0 && before < end && !end_.compare_exchange_weak(before, end)) {
+  }
 }
 
 Status File::write_at(const std::vector<std::string_view>& pieces, int64_t offset) {
@@ -367,6 +376,8 @@ Status File::reserve(int64_t bytes) {
   }
   // Only these two errors mean that there is no space. All others mean that reserving is not supported.
   if (errno == ENOSPC || errno == EDQUOT) return Status::storage("fallocate", path_, text(bytes, " bytes"), errno);
+  struct stat info;
+  if (end_ < 0 && ::fstat(fd_, &info) == 0 && info.st_size == 0) end_ = 0;
   return check_room(path_, bytes);
 }
 
@@ -375,6 +386,7 @@ Status File::truncate(int64_t bytes) {
     object_.bytes = bytes;
     return Status::ok();
   }
+  if (end_ == bytes) return Status::ok();  // where nothing was reserved, one message less to a server that syncs for it
   int result;
   do {
     result = ::ftruncate(fd_, bytes);

@@ -101,6 +101,8 @@ class File {
   /// Writes the first bytes of `pieces` in one call, as many as it takes. \returns how many; 0 if these pieces do not
   /// go together.
   base::Result<int64_t> write_together(const std::vector<std::string_view>& pieces, int64_t offset);
+  /// Notes that bytes before `end` were written.
+  void note_end(int64_t end);
 
   std::string path_;
   int fd_ = -1;
@@ -111,6 +113,7 @@ class File {
   ObjectStore::Object object_;
   std::shared_ptr<Upload> upload_;
   std::atomic<bool> direct_{false};
+  std::atomic<int64_t> end_{-1};  // of what was written, of a file without reserved space; -1 if that is not known
 };
 
 /// Reads a whole small file through the page cache. \returns kStorage, with ENOENT if it is absent.

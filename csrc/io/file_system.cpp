@@ -2,12 +2,14 @@
 #include "csrc/io/file_system.h"
 
 #include <linux/magic.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <iterator>
 #include <optional>
 
@@ -17,49 +19,74 @@ namespace bytecheckpoint::io {
 
 namespace {
 
+using Type = unsigned long;
+
+bool is_of_this_machine(Type type) {
+  constexpr Type kXfs = 0x58465342, kZfs = 0x2fc12fc1, kF2fs = 0xf2f52010, kBcachefs = 0xca451a4e;
+  constexpr Type kLocal[] = {TMPFS_MAGIC, RAMFS_MAGIC, EXT4_SUPER_MAGIC, BTRFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC,
+                             kXfs,        kZfs,        kF2fs,            kBcachefs};
+  return std::find(std::begin(kLocal), std::end(kLocal), type) != std::end(kLocal);
+}
+
+/// The type of the network file system that a thread has asked last: each question is a message to its server. Only for
+/// a moment, since a device number may be given to another file system.
+struct Known {
+  dev_t device = 0;
+  Type type = 0;
+  std::chrono::steady_clock::time_point until;
+};
+
+thread_local Known known;
+
 /// Returns the number of the type of a file system; nothing if it cannot be found out.
+/// \param stat  Calls stat or fstat.
 /// \param ask  Calls statfs or fstatfs.
-template <typename Ask>
-std::optional<unsigned long> type_of(Ask ask) {
+template <typename Stat, typename Ask>
+std::optional<Type> type_of(Stat stat, Ask ask) {
+  constexpr std::chrono::seconds kMoment(1);
+  struct stat info{};
+  const bool has_device = stat(&info) == 0;
+  const auto now = std::chrono::steady_clock::now();
+  if (has_device && info.st_dev == known.device && now < known.until) return known.type;
   struct statfs about{};
   int outcome = 0;
   do {
     outcome = ask(&about);
   } while (outcome != 0 && errno == EINTR);
   if (outcome != 0) return std::nullopt;
-  return static_cast<unsigned long>(about.f_type);
+  const auto type = static_cast<Type>(about.f_type);
+  if (has_device && !is_of_this_machine(type)) known = {info.st_dev, type, now + kMoment};
+  return type;
 }
 
-std::optional<unsigned long> type_of(const std::string& path) {
-  return type_of([&path](struct statfs* about) { return ::statfs(path.c_str(), about); });
+std::optional<Type> type_of(const std::string& path) {
+  return type_of([&path](struct stat* info) { return ::stat(path.c_str(), info); },
+                 [&path](struct statfs* about) { return ::statfs(path.c_str(), about); });
 }
 
 }  // namespace
 
 bool is_in_memory(const std::string& path) {
-  const std::optional<unsigned long> type = type_of(path);
-  return type == static_cast<unsigned long>(TMPFS_MAGIC) || type == static_cast<unsigned long>(RAMFS_MAGIC);
+  const std::optional<Type> type = type_of(path);
+  return type == static_cast<Type>(TMPFS_MAGIC) || type == static_cast<Type>(RAMFS_MAGIC);
 }
 
 bool has_lasting_inodes(const std::string& path) {
-  constexpr unsigned long kMadeUp[] = {FUSE_SUPER_MAGIC, SMB_SUPER_MAGIC, CIFS_SUPER_MAGIC, SMB2_SUPER_MAGIC,
+  constexpr Type kMadeUp[] = {FUSE_SUPER_MAGIC, SMB_SUPER_MAGIC, CIFS_SUPER_MAGIC, SMB2_SUPER_MAGIC,
                                        V9FS_MAGIC};
-  const std::optional<unsigned long> type = type_of(path);
+  const std::optional<Type> type = type_of(path);
   return type.has_value() && std::find(std::begin(kMadeUp), std::end(kMadeUp), *type) == std::end(kMadeUp);
 }
 
 bool is_local(const std::string& path) {
-  constexpr unsigned long kXfs = 0x58465342, kZfs = 0x2fc12fc1, kF2fs = 0xf2f52010, kBcachefs = 0xca451a4e;
-  constexpr unsigned long kLocal[] = {
-      TMPFS_MAGIC, RAMFS_MAGIC, EXT4_SUPER_MAGIC, BTRFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, kXfs,
-      kZfs,        kF2fs,       kBcachefs};
-  const std::optional<unsigned long> type = type_of(path);
-  return type.has_value() && std::find(std::begin(kLocal), std::end(kLocal), *type) != std::end(kLocal);
+  const std::optional<Type> type = type_of(path);
+  return type.has_value() && is_of_this_machine(*type);
 }
 
 bool is_in_user_space(int fd) {
-  const std::optional<unsigned long> type = type_of([fd](struct statfs* about) { return ::fstatfs(fd, about); });
-  return !type.has_value() || type == static_cast<unsigned long>(FUSE_SUPER_MAGIC);
+  const std::optional<Type> type = type_of([fd](struct stat* info) { return ::fstat(fd, info); },
+                                           [fd](struct statfs* about) { return ::fstatfs(fd, about); });
+  return !type.has_value() || type == static_cast<Type>(FUSE_SUPER_MAGIC);
 }
 
 base::Result<bool> is_in_memory(const std::string& path, double io_timeout_s) {

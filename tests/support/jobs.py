@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ class Job:
     """The running processes of a save, one for each rank.
 
     Args:
+        server: What all ranks run on, or what each of them does.
         request: The request as for a single rank; each rank gets its own copy of it.
         function: Called with ``arguments`` and then the rank's request. ``function_of`` replaces it for single ranks.
         env: More environment variables, for single ranks.
@@ -32,7 +33,7 @@ class Job:
 
     def __init__(
         self,
-        server: ForkServer,
+        server: ForkServer | Sequence[ForkServer],
         request: SaveRequest,
         num_ranks: int = 1,
         *,
@@ -41,14 +42,14 @@ class Job:
         function_of: Mapping[int, Callable[..., Any]] | None = None,
         env: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
-        self._server = server
+        self._servers = [server] * num_ranks if isinstance(server, ForkServer) else server
         # The store is not beside the checkpoint, because the test may cut the power of that disk.
         self._directory = tempfile.TemporaryDirectory(prefix="job-")
-        store = str(Path(self._directory.name) / "store")
+        store = request.store or str(Path(self._directory.name) / "store")
         self.requests = [replace(request, rank=rank, num_ranks=num_ranks, store=store) for rank in range(num_ranks)]
         self.pids = [
-            server.start((function_of or {}).get(of.rank, function), *arguments, of, env=(env or {}).get(of.rank))
-            for of in self.requests
+            each.start((function_of or {}).get(of.rank, function), *arguments, of, env=(env or {}).get(of.rank))
+            for each, of in zip(self._servers, self.requests, strict=True)
         ]
 
     @property
@@ -65,11 +66,11 @@ class Job:
 
     def stops(self, rank: int) -> bool:
         """Waits until the rank stops by itself or ends. Returns whether it stopped."""
-        return self._server.wait_stopped(self.pids[rank])
+        return self._servers[rank].wait_stopped(self.pids[rank])
 
     def wait(self) -> list[Outcome]:
         """Waits for all ranks and returns how each ended; fails if one hung."""
-        outcomes = [self._server.wait(pid) for pid in self.pids]
+        outcomes = [server.wait(pid) for server, pid in zip(self._servers, self.pids, strict=True)]
         self._directory.cleanup()
         for rank, outcome in enumerate(outcomes):
             assert not outcome.timed_out, f"rank {rank} hangs:\n{outcome.stacks}"

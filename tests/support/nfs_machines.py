@@ -23,7 +23,7 @@ from typing import Any
 
 from support.fork_server import TESTS, ForkServer
 
-__all__ = ["PACKAGES", "Client", "NfsMachines"]
+__all__ = ["MEETING", "MEETING_ENV", "PACKAGES", "Client", "NfsMachines"]
 
 KERNEL = "linux.uml"
 BENCHMARKS = TESTS.parent / "benchmarks"
@@ -42,6 +42,9 @@ PACKAGES = {
 _HOST = "10.82.0.1"
 _SERVER = "10.82.0.2"
 _CLIENTS = ("10.82.0.3", "10.82.0.4")
+MEETING = f"tcp://{_CLIENTS[0]}:29500"
+MEETING_ENV = {"GLOO_SOCKET_IFNAME": "vec0"}
+"""Where ranks on the clients meet, and what lets gloo find its address there."""
 _DISK_BYTES = 4 << 30
 _START_LIMIT_S = 180.0
 _DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")

@@ -71,7 +71,7 @@ class SaveRequest:
 
     Attributes:
         path: Directory of the checkpoint.
-        store: File store through which several ranks meet; unused for one rank.
+        store: URL at which several ranks meet, or file through which they do; unused for one rank.
         writer: More arguments of the BcpWriter.
         num_rows: Rows of the largest tensor.
         use_collectives: Argument of ``dcp.save``.
@@ -164,7 +164,7 @@ def gloo(request: SaveRequest) -> Iterator[None]:
     r = request
     # The timeout is shorter than a test waits, because gloo does not always notice at once that a peer was killed.
     timeout = timedelta(seconds=20)
-    store = f"file://{r.store}"
+    store = r.store if "://" in r.store else f"file://{r.store}"
     dist.init_process_group("gloo", store, timeout, rank=r.rank, world_size=r.num_ranks)
     yield
     dist.destroy_process_group()
