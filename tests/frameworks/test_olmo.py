@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -58,6 +59,8 @@ def is_ours(path: Path) -> bool:
 
 
 def checkpointer(run: Path) -> Checkpointer:
+    if dist.is_initialized():
+        os.environ["LOCAL_RANK"] = str(dist.get_rank())  # as torchrun; else all ranks clear and make one folder
     group = dist.new_group(backend="gloo") if dist.is_initialized() else None
     return Checkpointer(work_dir=run / "work", process_group=group, save_thread_count=3, load_thread_count=100)
 
