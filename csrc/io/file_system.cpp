@@ -23,8 +23,8 @@ using Type = unsigned long;
 
 bool is_of_this_machine(Type type) {
   constexpr Type kXfs = 0x58465342, kZfs = 0x2fc12fc1, kF2fs = 0xf2f52010, kBcachefs = 0xca451a4e;
-  constexpr Type kLocal[] = {TMPFS_MAGIC, RAMFS_MAGIC, EXT4_SUPER_MAGIC, BTRFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC,
-                             kXfs,        kZfs,        kF2fs,            kBcachefs};
+  constexpr Type kLocal[] = {TMPFS_MAGIC, RAMFS_MAGIC, EXT4_SUPER_MAGIC, BTRFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, kXfs,
+                             kZfs,        kF2fs,       kBcachefs};
   return std::find(std::begin(kLocal), std::end(kLocal), type) != std::end(kLocal);
 }
 
@@ -33,7 +33,7 @@ bool is_of_this_machine(Type type) {
 struct Known {
   dev_t device = 0;
   Type type = 0;
-  std::chrono::steady_clock::time_point until;
+  int64_t until_ns = 0;  // of the steady clock
 };
 
 thread_local Known known;
@@ -43,11 +43,11 @@ thread_local Known known;
 /// \param ask  Calls statfs or fstatfs.
 template <typename Stat, typename Ask>
 std::optional<Type> type_of(Stat stat, Ask ask) {
-  constexpr std::chrono::seconds kMoment(1);
+  constexpr int64_t kMomentNs = 1'000'000'000;
   struct stat info{};
   const bool has_device = stat(&info) == 0;
-  const auto now = std::chrono::steady_clock::now();
-  if (has_device && info.st_dev == known.device && now < known.until) return known.type;
+  const int64_t now_ns = std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  if (has_device && info.st_dev == known.device && now_ns < known.until_ns) return known.type;
   struct statfs about{};
   int outcome = 0;
   do {
@@ -55,7 +55,7 @@ std::optional<Type> type_of(Stat stat, Ask ask) {
   } while (outcome != 0 && errno == EINTR);
   if (outcome != 0) return std::nullopt;
   const auto type = static_cast<Type>(about.f_type);
-  if (has_device && !is_of_this_machine(type)) known = {info.st_dev, type, now + kMoment};
+  if (has_device && !is_of_this_machine(type)) known = {info.st_dev, type, now_ns + kMomentNs};
   return type;
 }
 
@@ -72,8 +72,7 @@ bool is_in_memory(const std::string& path) {
 }
 
 bool has_lasting_inodes(const std::string& path) {
-  constexpr Type kMadeUp[] = {FUSE_SUPER_MAGIC, SMB_SUPER_MAGIC, CIFS_SUPER_MAGIC, SMB2_SUPER_MAGIC,
-                                       V9FS_MAGIC};
+  constexpr Type kMadeUp[] = {FUSE_SUPER_MAGIC, SMB_SUPER_MAGIC, CIFS_SUPER_MAGIC, SMB2_SUPER_MAGIC, V9FS_MAGIC};
   const std::optional<Type> type = type_of(path);
   return type.has_value() && std::find(std::begin(kMadeUp), std::end(kMadeUp), *type) == std::end(kMadeUp);
 }
