@@ -24,6 +24,7 @@ from support.saves import (
     save_when_told,
 )
 
+from bytecheckpoint import _C
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, SaveFailedError, StorageError
 from faults.strace import traced
 
@@ -92,12 +93,18 @@ LINKS = (link, dangling_link, link_to_directory, link_to_itself)
 Plant = Callable[[Path, Path], None]
 
 
-# The names of the next save. They are known because strace replaces the random bytes from the kernel.
+# The names of the next save. They are known because strace replaces the random bytes from the kernel, and the process
+# the save id, which begins with the time.
+
+
+def save_with_known_save_id(address: bytes, request: SaveRequest) -> Attempt:
+    _C.draw_save_id = lambda: ID
+    return save_when_told(address, request)
 
 
 def save_with_known_ids(server: ForkServer, meeting: Meeting, path: Path, log: Path) -> CheckpointError:
     """Saves NEW, with ID for every id. Returns what the save raises."""
-    pid = server.start(save_when_told, meeting.address, SaveRequest(path, NEW))
+    pid = server.start(save_with_known_save_id, meeting.address, SaveRequest(path, NEW))
     process = meeting.accept()
     assert meeting.receive(process) == "ready"
     with traced(pid, log, "-e", "trace=getrandom", "-e", f"inject=getrandom:poke_exit=@arg1={ID}"):
