@@ -36,15 +36,17 @@ class CommitOrder:
         by_time: The same steps, without regard to the tracker.
         unmarked: The others, the highest number first: nothing is committed there.
         tracked: The step that the tracker names, if it is one of ``steps``.
-        by_mark: The step whose commit mark is the youngest, if it is not the first of ``by_time``, because its save
-            began before that.
+        by_mark: The same steps, those with the youngest commit marks first, whether they were copied or not.
+        by_begin: Whether the begins of saves alone, by the clocks of their hosts, decided which is the first of
+            ``by_time``.
     """
 
     steps: tuple[Step, ...]
     by_time: tuple[Step, ...]
     unmarked: tuple[Step, ...]
     tracked: Step | None
-    by_mark: Step | None = None
+    by_mark: tuple[Step, ...]
+    by_begin: bool
 
     def is_newer(self, step: Step, than: Step) -> bool:
         """Whether a step is newer than another; by their numbers if either has no commit mark."""
@@ -69,12 +71,13 @@ class CommitOrder:
             )
         if is_tracked and self.by_time[0] != newest:
             doubts.append(f"{_name(self.by_time[0])} was committed last")
-        if self.by_mark in behind:
+        if self.by_begin and not is_tracked and self.by_mark[0] in behind:
             doubts.append(
-                f"the commit mark of {_name(self.by_mark)} is younger, though its save began earlier: the steps were "
-                "copied, or the clocks of hosts differ"
+                f"the commit mark of {_name(self.by_mark[0])} is younger, though its save began earlier: the steps "
+                "were copied, or the clocks of hosts differ"
             )
-        by = "because the tracker names it" if is_tracked else "by the time of its commit"
+        time = "the begin of its save" if self.by_begin else "the time of its commit"
+        by = "because the tracker names it" if is_tracked else f"by {time}"
         return f"{_name(newest)} is the newest, {by}, but {', and '.join(doubts)}" if doubts else ""
 
 
@@ -97,17 +100,18 @@ def commit_order(run: Place, folders: Iterable[Step], tracker: str | None = None
     def in_order(key: Mapping[str, int] | Mapping[str, Committed]) -> tuple[Step, ...]:
         return tuple(sorted(marked, key=lambda step: key[step[1]], reverse=True))  # of equal keys, the order stays
 
-    by_time = in_order(times)
-    by_mark = None
-    if by_time != marked:
+    by_mark = by_time = in_order(times)
+    by_begin = False
+    if by_mark != marked:
         committed = in_spite_of_copies(times)
-        youngest, by_time = by_time[0], in_order(committed)
-        by_mark = youngest if 0 < committed[youngest[1]].began < committed[by_time[0][1]].began else None
+        by_time = in_order(committed)
+        youngest, newest = committed[by_mark[0][1]], committed[by_time[0][1]]
+        by_begin = not youngest.is_by_files and 0 < youngest.began < newest.began
     number = step_number(tracker_text(run) if tracker is None else tracker)
     named = [step for step in by_time if step[0] == number]
     tracked = next((step for step in named if _name(step) == _TRACKED_NAME.format(number)), named[0] if named else None)
     steps = by_time if tracked is None else (tracked, *(step for step in by_time if step != tracked))
-    return CommitOrder(steps, by_time, unmarked, tracked, by_mark)
+    return CommitOrder(steps, by_time, unmarked, tracked, by_mark, by_begin)
 
 
 def _name(step: Step) -> str:

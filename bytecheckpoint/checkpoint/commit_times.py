@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 
@@ -63,11 +63,13 @@ class Committed:
 
     Attributes:
         by: When it was committed at the latest, in nanoseconds since 1970: of a copy, the end of the copying.
-        began: When its save began, if it is a copy and all copies say that; 0 otherwise.
+        began: When its save began, if it is a copy and all that were copied with it say that; 0 otherwise.
+        is_by_files: Whether the times of files show that it is a copy, and not only the clocks of hosts.
     """
 
     by: int
     began: int = 0
+    is_by_files: bool = field(default=False, compare=False)
 
 
 def in_spite_of_copies(times: Mapping[str, int]) -> dict[str, Committed]:
@@ -80,25 +82,47 @@ def in_spite_of_copies(times: Mapping[str, int]) -> dict[str, Committed]:
         times: What ``commit_times`` returned.
     """
     saves = {path: _save_in(path) for path in times}
-    ends = {path: max(time, saves[path].last_file) for path, time in times.items()}
-    copied = {path for path, time in times.items() if saves[path].last_file > time}
-    copied |= _in_another_order(times, {path: save.began for path, save in saves.items() if save.began})
-    begin = min((times[path] for path in copied), default=0)
-    end = max((ends[path] for path in copied), default=-1)
-    copied = {path for path, time in times.items() if begin <= time <= end}
-    is_known = all(saves[path].began for path in copied)
-    as_copy = {path: Committed(end, saves[path].began if is_known else 0) for path in copied}
-    return {path: as_copy.get(path, Committed(time)) for path, time in times.items()}
+    by_files = [path for path, time in times.items() if saves[path].last_file > time]
+    copyings = _in_another_order(times, {path: save.began for path, save in saves.items() if save.began})
+    begin_of_files = min((times[path] for path in by_files), default=0)
+    end_of_files = max((saves[path].last_file for path in by_files), default=-1)
+    copyings += [(begin_of_files, end_of_files)] if by_files else []
+    committed = {path: Committed(time) for path, time in times.items()}
+    for begin, end in _joined(copyings):
+        copies = [path for path, time in times.items() if begin <= time <= end]
+        is_known = all(saves[path].began for path in copies if saves[path].can_be_read)
+        for path in copies:
+            is_by_files = begin_of_files <= times[path] <= end_of_files
+            committed[path] = Committed(end, saves[path].began if is_known else 0, is_by_files)
+    return committed
 
 
-def _in_another_order(times: Mapping[str, int], began: Mapping[str, int]) -> set[str]:
-    """Returns the steps that were committed before one whose save began earlier, and those."""
-    paths = sorted(began, key=lambda path: times[path])
+def _in_another_order(times: Mapping[str, int], began: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Returns the first and the last time of commit of each group of steps whose saves began in another order."""
+    paths = sorted(began, key=lambda path: (times[path], began[path]))
     begins = [began[path] for path in paths]
-    latest = accumulate(begins, max)
-    earliest = reversed([*accumulate(reversed(begins), min)])
-    found = zip(paths, begins, latest, earliest, strict=True)
-    return {path for path, begin, late, early in found if late > begin or early < begin}
+    latest = [*accumulate(begins, max)]
+    earliest = [*accumulate(reversed(begins), min)][::-1]
+    groups: list[tuple[int, int]] = []
+    first = 0
+    for last, path in enumerate(paths):
+        if last + 1 < len(paths) and latest[last] > earliest[last + 1]:
+            continue  # a later one began earlier
+        if last > first:
+            groups.append((times[paths[first]], times[path]))
+        first = last + 1
+    return groups
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the spans of time, those as one that overlap."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return joined
 
 
 def _time_on_disk(path: str) -> int | None:
@@ -127,10 +151,12 @@ class _Save:
     Attributes:
         last_file: When the last of the data files was changed that the marks name; 0 if that is not known.
         began: When it began, by the clock of its coordinator; 0 if that is not known. Both in nanoseconds since 1970.
+        can_be_read: Whether a mark can be read.
     """
 
     last_file: int = 0
     began: int = 0
+    can_be_read: bool = False
 
 
 def _save_in(path: str) -> _Save:
@@ -142,7 +168,7 @@ def _save_in(path: str) -> _Save:
                 checkpoint = _core.Checkpoint.open(folder, rank=rank_of_mark(mark))
                 last_file = max((times.get(name, 0) for name, *_ in checkpoint.files()), default=0)
                 began = _begin_of_save(checkpoint.save_id)
-                save = _Save(max(save.last_file, last_file), max(save.began, began))
+                save = _Save(max(save.last_file, last_file), max(save.began, began), can_be_read=True)
         except (CheckpointError, OSError):
             continue
     return save

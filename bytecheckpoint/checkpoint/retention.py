@@ -103,7 +103,8 @@ class Retention:
     the steps that you gave up are the older ones.
 
     Whatever the rules say, these stay: what this process committed last; what it loaded last, until it commits one of
-    the run itself; what the tracker names; and what was committed last by anybody.
+    the run itself; what the tracker names; what was committed last by anybody; and, if saves that began before have
+    younger commit marks, the youngest of these.
 
     The order of the removal never leaves half a checkpoint that loads. First the checkpoints that stay are made
     durable. Then, for each one that goes, the commit mark is removed and that is synced, then the files, then the
@@ -228,6 +229,8 @@ class Retention:
         report.protected.update(needed)
         kept = [folder for folder in complete if folder in by_rules or folder.path in needed]
         report.kept.extend(sorted(folder.step for folder in kept))
+        of_unknown = [folder for folder in folders if folder.state == "unknown" and folder.is_faulty]
+        report.skipped.update({each.path: f"it cannot be looked at: {each.reason}" for each in of_unknown})
         if not kept:
             return 0  # half or damaged checkpoints may be all that there is
         newest = kept[0]
@@ -284,11 +287,9 @@ class Retention:
         now: datetime | None,
         report: RetentionReport,
     ) -> bool:
-        if folder.state == "unknown" and not folder.is_faulty:
-            return False  # nothing of a checkpoint
         if folder.state == "unknown":
-            why = f"it cannot be looked at: {folder.reason}"
-        elif folder.is_being_saved:
+            return False
+        if folder.is_being_saved:
             why = "a save is under way"
         elif folder.state not in ("complete", "half") and not self.remove_corrupt:
             why = f"{folder.state}: {folder.reason}"
@@ -398,11 +399,17 @@ def _paths(folders: Iterable[StepFolder]) -> set[str]:
     return {folder.path for folder in folders}
 
 
+def _first_in(paths: set[str], steps: Iterable[Step]) -> list[str]:
+    return [path for _, path in steps if path in paths][:1]
+
+
 def _needed(order: CommitOrder, complete: list[StepFolder]) -> dict[str, str]:
     """Returns the paths of complete checkpoints that no rule may remove, with the reason."""
     paths = _paths(complete)
-    last = next((path for _, path in order.by_time if path in paths), None)
-    needed = {} if last is None else {last: "it was committed last"}
+    needed: dict[str, str] = {}
+    if order.by_begin:  # the hosts whose clocks said so may have been wrong
+        needed |= dict.fromkeys(_first_in(paths, order.by_mark), "its commit mark is the youngest")
+    needed |= dict.fromkeys(_first_in(paths, order.by_time), "it was committed last")
     if order.tracked is not None and order.tracked[1] in paths:
         needed[order.tracked[1]] = "the tracker names it"
     return {**needed, **last_used(paths)}

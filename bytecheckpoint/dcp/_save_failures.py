@@ -62,15 +62,16 @@ def save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedErr
     return SaveFailedError(f"save({path}) failed{_UNDONE}: {texts_of_ranks(failed)}", failed)
 
 
-def say_files_stay(error: BaseException, of_clean_up: CheckpointError) -> None:
-    """Makes the ``error`` of a failed save say that its files could not be removed.
+def say_files_stay(error: BaseException, path: str, of_clean_up: CheckpointError) -> None:
+    """Makes the ``error`` of a failed save to ``path`` say that its files could not be removed.
 
-    The first failure is the one to raise. The sweep of a later save removes what is left.
+    The first failure is the one to raise. The sweep of a later save there, or a prune, removes what is left.
     """
     error.add_note(f"the files of the failed save could not be removed: {of_clean_up}")
-    if isinstance(error, SaveFailedError):
-        left = f", and could not be undone: a later save removes its files ({of_clean_up})"
-        error.args = (str(error).replace(_UNDONE, left, 1),)
+    failed = f"save({path}) failed"
+    if isinstance(error, SaveFailedError) and str(error).startswith(failed + _UNDONE):
+        left = f", and could not be undone: a later save there, or a prune, removes its files ({of_clean_up})"
+        error.args = (failed + left + str(error).removeprefix(failed + _UNDONE),)
 
 
 @contextmanager

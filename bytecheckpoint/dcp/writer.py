@@ -394,7 +394,7 @@ class BcpWriter(StorageWriter):
                 in_doubt = any(getattr(reason, "errno", None) == ETIMEDOUT for reason in failed.values())
                 commit.abort([name for result in handed_in for name in result.file_names], in_doubt)
             except CheckpointError as of_clean_up:
-                say_files_stay(error, of_clean_up)
+                say_files_stay(error, session.path, of_clean_up)
             raise
         finally:
             session.end()

@@ -153,7 +153,8 @@ class StoreCommit:
             if self._may_be_committed:
                 return
         if in_doubt:
-            raise StorageError(f"delete({self._client.url}): the store did not answer", self._client.url)
+            url = self._client.url
+            raise StorageError(f"{url}: the store did not answer some rank, so it was not asked to delete", url)
         self._asked("delete", "", lambda: self._client.delete(file_names))
 
     def abandon(self) -> None:

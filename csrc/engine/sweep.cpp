@@ -9,7 +9,6 @@
 #include "csrc/engine/named_files.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/hidden_files.h"
-#include "csrc/io/late_changes.h"
 #include "csrc/io/late_freeing.h"
 
 namespace bytecheckpoint::engine {
@@ -56,7 +55,6 @@ base::Result<std::string> other_save(const std::string& directory, const std::ve
 
 base::Result<SweepReport> sweep(const std::string& directory, const std::string& own_tmp,
                                 const std::vector<std::string>& own_files, Scope scope) {
-  const io::OneLook look(directory);
   SweepReport report;
   std::vector<std::string> candidates;
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> listing, io::list_directory(directory));

@@ -140,8 +140,9 @@ base::Result<std::vector<std::string>> list_directory(const std::string& path) {
   }
   const int fd = open_directory(path);
   if (fd < 0) return Status::storage("opendir", path, "", errno);
-  note_listed(path);
-  return names_in(fd, path);
+  base::Result<std::vector<std::string>> names = names_in(fd, path);
+  if (names.is_ok()) note_listed(path);
+  return names;
 }
 
 base::Result<std::vector<std::string>> names_in(int fd, const std::string& path) {
