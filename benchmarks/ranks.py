@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times a save and a load of DTensors on several gloo ranks: ours with its planners against stock DCP.
+"""Times a save and a load of DTensors on several gloo ranks: the plain call and `register()` against stock DCP.
 
 Every rank holds its shard of every tensor. A call begins for all ranks at once and ends with the last. Every load is
 compared byte by byte. Contenders take turns, in another order each round.

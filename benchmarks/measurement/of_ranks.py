@@ -112,10 +112,12 @@ def one_round(name: str, state: dict[str, Any], path: Path, stopwatch: Stopwatch
 
 @dataclass(frozen=True)
 class Measured:
-    """Attributes:
-    seconds: Of all counted calls, by contender and action. Those of rank 0, which waits for all.
-    num_calls: Calls that were timed.
-    busy_starts: Those of them that began on a busy machine.
+    """What rank 0 has measured, which waits for all ranks.
+
+    Attributes:
+        seconds: Of all counted calls, by contender and action.
+        num_calls: Calls that were timed.
+        busy_starts: Those of them that began on a busy machine.
     """
 
     seconds: Seconds

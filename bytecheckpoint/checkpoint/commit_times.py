@@ -83,16 +83,16 @@ def in_spite_of_copies(times: Mapping[str, int]) -> dict[str, Committed]:
     """
     saves = {path: _save_in(path) for path in times}
     by_files = [path for path, time in times.items() if saves[path].last_file > time]
-    copyings = _in_another_order(times, {path: save.began for path, save in saves.items() if save.began})
-    begin_of_files = min((times[path] for path in by_files), default=0)
-    end_of_files = max((saves[path].last_file for path in by_files), default=-1)
-    copyings += [(begin_of_files, end_of_files)] if by_files else []
+    of_files = (
+        [(min(times[path] for path in by_files), max(saves[path].last_file for path in by_files))] if by_files else []
+    )
+    of_begins = _in_another_order(times, {path: save.began for path, save in saves.items() if save.began})
     committed = {path: Committed(time) for path, time in times.items()}
-    for begin, end in _joined(copyings):
+    for begin, end in _joined([*of_files, *of_begins]):
         copies = [path for path, time in times.items() if begin <= time <= end]
         is_known = all(saves[path].began for path in copies if saves[path].can_be_read)
         for path in copies:
-            is_by_files = begin_of_files <= times[path] <= end_of_files
+            is_by_files = any(first <= times[path] <= last for first, last in of_files)
             committed[path] = Committed(end, saves[path].began if is_known else 0, is_by_files)
     return committed
 

@@ -104,12 +104,9 @@ Status Commit::begin_slowly() {
   // From here on `abandon_slowly` removes our tmp if anything fails. A save that was given up meanwhile must not take
   // the right of another one away.
   if (stage_ == Stage::kGivenUp) return superseded();
-  {
-    const io::OneLook look(o.directory);
-    BCP_RETURN_IF_ERROR(refuse_live_saves(o.directory, own_tmp, o.scope, o.take_over));
-    // Looks again: a save that ended before we held our tmp may have committed since.
-    BCP_RETURN_IF_ERROR(refuse_what_is_there());
-  }
+  BCP_RETURN_IF_ERROR(refuse_live_saves(o.directory, own_tmp, o.scope, o.take_over));
+  // Looks again: a save that ended before we held our tmp may have committed since.
+  BCP_RETURN_IF_ERROR(refuse_what_is_there());
   is_local_ = io::is_local(o.directory);
   // A mark that cannot be read is replaced; then nobody can tell whether it was replaced meanwhile.
   if (!is_local_) {

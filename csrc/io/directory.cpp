@@ -140,9 +140,7 @@ base::Result<std::vector<std::string>> list_directory(const std::string& path) {
   }
   const int fd = open_directory(path);
   if (fd < 0) return Status::storage("opendir", path, "", errno);
-  base::Result<std::vector<std::string>> names = names_in(fd, path);
-  if (names.is_ok()) note_listed(path);
-  return names;
+  return names_in(fd, path);
 }
 
 base::Result<std::vector<std::string>> names_in(int fd, const std::string& path) {

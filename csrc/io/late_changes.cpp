@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <utility>
 
 #include "csrc/io/directory.h"
 #include "csrc/io/file_system.h"
@@ -12,8 +11,6 @@
 
 namespace bytecheckpoint::io {
 namespace {
-
-thread_local OneLook* look = nullptr;
 
 bool is_seen(const std::string& path) {
   struct stat info;
@@ -30,30 +27,17 @@ void list_from_above(const std::string& directory) {
 }  // namespace
 
 void freshen(const std::string& directory) {
-  const bool is_fresh = look != nullptr && look->has_listed_ && directory == look->directory_;
-  if (!is_fresh && !is_url(directory) && !is_local(directory)) (void)list_directory(directory);
+  if (!is_url(directory) && !is_local(directory)) (void)list_directory(directory);
 }
 
 bool look_anew(const std::string& directory) {
   if (is_url(directory)) return false;
-  const bool is_again = look != nullptr && directory == look->directory_ && std::exchange(look->has_looked_, true);
-  if (is_again) return false;
   std::string seen = directory;
   while (!is_seen(seen) && parent_of(seen) != seen) seen = parent_of(seen);
   if (is_local(seen)) return false;
   list_from_above(parent_of(directory));
   list_from_above(directory);
   return true;
-}
-
-OneLook::OneLook(const std::string& directory) : directory_(directory), outer_(std::exchange(look, this)) {}
-
-OneLook::~OneLook() {
-  look = outer_;
-}
-
-void note_listed(const std::string& directory) {
-  if (look != nullptr && directory == look->directory_) look->has_listed_ = true;
 }
 
 bool may_be_late(const base::Status& failure) {

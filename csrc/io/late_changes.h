@@ -20,31 +20,8 @@ namespace bytecheckpoint::io {
 void freshen(const std::string& directory);
 
 /// The same for a directory in which something was missing, and for those above it.
-/// \returns false, without having asked, on a local file system: what is missing there is missing. Also in the life of
-/// a `OneLook`, the second time.
+/// \returns false, without having asked, on a local file system: what is missing there is missing.
 bool look_anew(const std::string& directory);
-
-/// For several questions about one moment: while this lives, its thread asks the server about a directory anew once and
-/// not for each name. An inner one replaces it for its own life.
-class OneLook {
- public:
-  explicit OneLook(const std::string& directory);
-  OneLook(const OneLook&) = delete;
-  OneLook& operator=(const OneLook&) = delete;
-  ~OneLook();
-
- private:
-  std::string directory_;
-  bool has_listed_ = false, has_looked_ = false;
-  OneLook* outer_;
-
-  friend void freshen(const std::string& directory);
-  friend bool look_anew(const std::string& directory);
-  friend void note_listed(const std::string& directory);
-};
-
-/// Says that the thread has just listed a directory.
-void note_listed(const std::string& directory);
 
 /// Makes a system call again, after a second look at `directory`, if what it needs is not there or was replaced.
 /// \param call  Returns what the system call does: a negative number and errno if it fails.

@@ -35,26 +35,6 @@ TEST_CASE("late changes: on a local file system nothing is asked twice") {
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
 }
 
-TEST_CASE("late changes: one look asks once about its directory") {
-  const std::string late = "/proc/self";
-  CHECK(look_anew(late));
-  CHECK(look_anew(late));
-  {
-    const OneLook outer(late);
-    CHECK(look_anew(late));
-    CHECK_FALSE(look_anew(late));
-    CHECK(look_anew("/proc"));
-    {
-      const OneLook inner("/proc/self/task");
-      CHECK(look_anew("/proc/self/task"));
-      CHECK_FALSE(look_anew("/proc/self/task"));
-      CHECK(look_anew(late));
-    }
-    CHECK_FALSE(look_anew(late));
-  }
-  CHECK(look_anew(late));
-}
-
 TEST_CASE("late changes: names in a store, and file systems of the kernel, are not local") {
   CHECK_FALSE(look_anew("s3://bucket/run"));
   CHECK_FALSE(is_local("/proc"));

@@ -202,8 +202,8 @@ def test_copies_without_their_times_are_told_by_the_begin_of_their_saves(run: Ru
 def test_copies_of_which_some_do_not_say_when_they_began_are_told_by_their_numbers(run: RunFolder) -> None:
     save_at(run.path(10))
     save_at(run.path(30))
-    dcp.save(small_state(), checkpoint_id=run.path(20), no_dist=True)
-    for step, at_s in ((30, 1000), (20, 1005), (10, 1010)):
+    by_stock(run, [20], first_s=1005)
+    for step, at_s in ((30, 1000), (10, 1010)):
         committed(run.path(step), at_s)
     assert newest(run.root) == (30, "")
 
