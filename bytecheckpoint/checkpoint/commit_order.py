@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bytecheckpoint.checkpoint.commit_times import Committed, commit_times, in_spite_of_copies
+from bytecheckpoint.checkpoint.commit_times import Committed, commit_times, in_spite_of_copies, may_be_a_copy
 from bytecheckpoint.checkpoint.folders import Place
 from bytecheckpoint.checkpoint.step_names import step_number
 from bytecheckpoint.checkpoint.tracker_text import tracker_text
@@ -82,7 +82,9 @@ class CommitOrder:
 
 
 def commit_order(run: Place, folders: Iterable[Step], tracker: str | None = None) -> CommitOrder:
-    """Returns the order of step folders of ``run``. Does not look into the checkpoints, if their numbers ascend, too.
+    """Returns the order of step folders of ``run``.
+
+    If the numbers ascend, too, it looks into the newest only: unless that was copied, it is the newest.
 
     Args:
         run: Folder of the run.
@@ -102,7 +104,7 @@ def commit_order(run: Place, folders: Iterable[Step], tracker: str | None = None
 
     by_mark = by_time = in_order(times)
     by_begin = False
-    if by_mark != marked:
+    if by_mark != marked or (len(marked) > 1 and may_be_a_copy(marked[0][1], times[marked[0][1]])):
         committed = in_spite_of_copies(times)
         by_time = in_order(committed)
         youngest, newest = committed[by_mark[0][1]], committed[by_time[0][1]]

@@ -30,13 +30,14 @@ from bytecheckpoint.object_store.names import is_mark, rank_of_mark
 from bytecheckpoint.object_store.stores import place_in_store
 from bytecheckpoint.object_store.urls import is_store_url, joined
 
-__all__ = ["Committed", "commit_times", "in_spite_of_copies"]
+__all__ = ["Committed", "commit_times", "in_spite_of_copies", "may_be_a_copy"]
 
 _MARK = ".metadata"
 _PART_COMMITTED_LAST = "model"
 _MOST_REQUESTS = 16  # at once
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_A_DAY = 86_400 * 10**9  # nanoseconds
+_AN_HOUR = 3_600 * 10**9  # nanoseconds: no save takes longer, and the clocks of hosts agree better
+_A_DAY = 24 * _AN_HOUR
 _FIRST_ID = 1_795_000_000 * 10**9  # November 2026: earlier builds wrote no time into their ids
 
 
@@ -95,6 +96,17 @@ def in_spite_of_copies(times: Mapping[str, int]) -> dict[str, Committed]:
             is_by_files = any(first <= times[path] <= last for first, last in of_files)
             committed[path] = Committed(end, saves[path].began if is_known else 0, is_by_files)
     return committed
+
+
+def may_be_a_copy(path: str, time: int) -> bool:
+    """Whether the commit mark of a step may be younger than its commit; one look at this step alone.
+
+    Args:
+        path: The step folder.
+        time: What ``commit_times`` returned for it.
+    """
+    save = _save_in(path)
+    return save.last_file > time or 0 < save.began < time - _AN_HOUR
 
 
 def _in_another_order(times: Mapping[str, int], began: Mapping[str, int]) -> list[tuple[int, int]]:

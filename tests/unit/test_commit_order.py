@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -197,6 +198,31 @@ def test_copies_without_their_times_are_told_by_the_begin_of_their_saves(run: Ru
     save_at(run.path(25))
     assert newest(run.root)[0] == 25, "it was committed after the copying"
     assert prune(run.root, keep_latest=2).kept[-1] == 25
+
+
+@pytest.mark.parametrize("mark_comes_last", [True, False])
+def test_a_copy_in_the_order_of_the_numbers_is_known_by_its_newest_step(run: RunFolder, mark_comes_last: bool) -> None:
+    """``rsync -r`` sorts: folders by their names, and the commit mark of each before its data."""
+    for step in (10, 20, 30, 15):
+        save_at(run.path(step))
+    later_s = int(time.time()) + (7200 if mark_comes_last else 0)  # a copy of the mark last shows by the hours between
+    for number, step in enumerate((10, 15, 20, 30)):
+        at_s = later_s + 10 * number
+        committed(run.path(step), at_s, files_s=at_s + (-1 if mark_comes_last else 1))
+    found, doubts = newest(run.root)
+    assert found == 15, "that was saved last"
+    assert "step-20, step-30 have higher numbers" in doubts
+    assert 15 in prune(run.root, keep_latest=1).kept
+
+
+def test_what_was_not_copied_is_the_newest_beside_copies(run: RunFolder) -> None:
+    for step in (10, 20, 15):
+        save_at(run.path(step))
+    now_s = int(time.time())
+    for number, step in enumerate((10, 15, 20)):
+        committed(run.path(step), now_s - 100 + 10 * number, files_s=now_s)
+    save_at(run.path(30))
+    assert newest(run.root) == (30, "")
 
 
 def test_copies_of_which_some_do_not_say_when_they_began_are_told_by_their_numbers(run: RunFolder) -> None:
