@@ -181,7 +181,7 @@ def _save_in(path: str) -> _Save:
                 last_file = max((times.get(name, 0) for name, *_ in checkpoint.files()), default=0)
                 began = _begin_of_save(checkpoint.save_id)
                 save = _Save(max(save.last_file, last_file), max(save.began, began), can_be_read=True)
-        except (CheckpointError, OSError):
+        except (CheckpointError, OSError, TypeError):  # TypeError: a path that is no UTF-8
             continue
     return save
 

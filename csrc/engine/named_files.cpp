@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/named_files.h"
 
+#include <algorithm>
+
 #include "csrc/engine/manifest_reader.h"
 #include "csrc/engine/open_checkpoint.h"
 
@@ -25,11 +27,13 @@ base::Result<std::unordered_set<std::string>> named_files(const std::string& dir
     uint32_t rank;
     if (is_rank_metadata_name(name, &rank)) marks.push_back(rank);
   }
+  const bool is_listed = std::find(listing.begin(), listing.end(), kMetadataName) != listing.end();
   std::unordered_set<std::string> named;
   for (const Scope mark : marks) {
     const base::Result<std::vector<format::FileEntry>> files = files_of(directory, mark);
     if (!files.is_ok()) {
-      if (files.status().code() == base::Code::kNotFound) continue;
+      const bool may_be_absent = !mark.has_value() && !is_listed;
+      if (files.status().code() == base::Code::kNotFound && may_be_absent) continue;
       return files.status();
     }
     for (const format::FileEntry& file : files.value()) named.insert(file.name);

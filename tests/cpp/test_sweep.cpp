@@ -79,6 +79,20 @@ TEST_CASE("sweep: a save that has committed takes no right away, and deletes not
   CHECK(dir.names() == std::vector<std::string>{".metadata", file});
 }
 
+TEST_CASE("sweep: deletes nothing while a commit mark that is listed cannot be found, as a server may say of one that is") {
+  for (const std::string& mark : {std::string(".metadata"), std::string("__3.metadata")}) {
+    const TempDir dir;
+    test::write_all(dir / kDead, "x");
+    REQUIRE(::symlink("nothing", (dir / mark).c_str()) == 0);
+    const SweepReport declined = test::value_of(sweep(dir.path(), "", {}));
+    CHECK(test::contains(declined.declined, mark));
+    CHECK(declined.files_removed == 0);
+    CHECK(dir.has(kDead));
+    REQUIRE(::unlink((dir / mark).c_str()) == 0);
+    CHECK(test::value_of(sweep(dir.path(), "", {})).files_removed == 1);
+  }
+}
+
 TEST_CASE("sweep: deletes no data file while another save lives, but the tmps of dead ones") {
   const TempDir dir;
   test::write_all(dir / kDead, "x");
