@@ -28,7 +28,8 @@ from measurement.conditions import add_arguments
 from rich.console import Console
 from rich.table import Table
 
-from bytecheckpoint import _C, Config, save_state_dict
+from bytecheckpoint import Config, save_state_dict
+from bytecheckpoint.native import _C
 
 
 def time_saves(rank: int, root: str, arguments: argparse.Namespace) -> None:

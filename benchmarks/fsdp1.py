@@ -44,7 +44,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import bytecheckpoint
-from bytecheckpoint import _core
+from bytecheckpoint.native import _core
 
 BASELINE = "FSDP's state dict, DCP"
 _BYTES_AN_ELEMENT = 12  # the parameter and AdamW's two states

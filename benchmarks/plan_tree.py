@@ -43,8 +43,9 @@ from planning import KINDS, blob_of
 from rich.console import Console
 from rich.table import Table
 
-from bytecheckpoint import _C, Config
+from bytecheckpoint import Config
 from bytecheckpoint.distributed.channel import Channel, Peers
+from bytecheckpoint.native import _C
 from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment
 from bytecheckpoint.planning.plan_tree import PlanTree
 

@@ -181,7 +181,8 @@ def measure_kept(num_ranks: int, repetitions: int, idle_limit_s: float) -> dict[
     """Measures a save whose plan is cached: from the ranks' unpickled digests to what DCP pickles for them."""
     from torch.distributed.checkpoint.planner import SavePlan
 
-    from bytecheckpoint import _C, BcpSavePlanner
+    from bytecheckpoint import BcpSavePlanner
+    from bytecheckpoint.native import _C
     from bytecheckpoint.planning.inventory import LazyPaths, RemoteInventory
     from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, part_of, plan_cache
     from bytecheckpoint.planning.plan_items import PlanItems, source_of

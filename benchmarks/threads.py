@@ -35,7 +35,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
+from bytecheckpoint.native import _C
 
 SLOT_BYTES = 8 << 20
 THREADS = (1, 2, 4, 8, 16)

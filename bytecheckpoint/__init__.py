@@ -175,10 +175,6 @@ _reference_names.install()
 def __getattr__(name: str) -> Any:
     if name in _MODULES or f"bytecheckpoint.{name}" in _moved.MOVED:
         return import_module(f"bytecheckpoint.{name}")
-    if name in ("_C", "_core"):  # `from bytecheckpoint import _C` asks here before it looks for a module
-        from bytecheckpoint._extensions import extension
-
-        return extension(name)
     if name not in _HOMES:
         replaced = _reference_names.replacement_of(f"bytecheckpoint.{name}")
         if replaced is not None:
@@ -202,14 +198,14 @@ def build_info() -> dict[str, Any]:
     """
     from importlib.metadata import PackageNotFoundError, version
 
-    from bytecheckpoint import _core
+    from bytecheckpoint.native import _core
 
     core = _core.build_info()
     try:
         torch_version: str | None = version("torch")
         import torch  # noqa: F401  # the extension links against it
 
-        from bytecheckpoint import _C
+        from bytecheckpoint.native import _C
 
         extension: dict[str, Any] | None = _C.build_info()
     except (ImportError, PackageNotFoundError):

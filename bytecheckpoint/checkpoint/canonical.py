@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.errors import CorruptCheckpointError
+from bytecheckpoint.native import _core
 
 __all__ = ["canonical", "canonical_record"]
 

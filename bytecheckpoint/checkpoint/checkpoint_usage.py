@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.folder_files import StoredFile, files_below, files_by_folder, stored_file
 from bytecheckpoint.checkpoint.folders import Place, below, parent_of
 from bytecheckpoint.checkpoint.journal_files import FOLDER
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.names import is_data, is_mark, rank_of_mark
 
 __all__ = ["CheckpointUsage", "KeyUsage", "usage_of"]

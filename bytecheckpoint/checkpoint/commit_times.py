@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.folders import below
 from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.entries import is_tombstone
 from bytecheckpoint.object_store.names import is_mark, rank_of_mark
 from bytecheckpoint.object_store.stores import place_in_store

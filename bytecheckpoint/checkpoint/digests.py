@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.canonical import canonical_record
 from bytecheckpoint.checkpoint.in_use import reading
 from bytecheckpoint.checkpoint.local_path import location_to_read
@@ -26,11 +25,12 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.errors import InvalidPlanError, UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
 from bytecheckpoint.object_store.urls import is_store_url
 
 if TYPE_CHECKING:
-    from bytecheckpoint import _C
+    from bytecheckpoint.native import _C
 
 __all__ = ["Digest", "combined", "digest", "digest_of"]
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.checkpoint_usage import CheckpointUsage, KeyUsage, usage_of
 from bytecheckpoint.checkpoint.folder_files import StoredFile, files_below
 from bytecheckpoint.checkpoint.folders import Place, has_file, known
@@ -22,6 +21,7 @@ from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointNotFoundError
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.urls import is_store_url
 
 __all__ = ["DiskUsage", "Freed", "disk_usage", "freed_by"]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.config import Config
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.stores import keep_known, place_in_store, use_store
 from bytecheckpoint.object_store.urls import is_store_url, joined
 

@@ -9,10 +9,10 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.folders import folders_in, has_file, is_removed
 from bytecheckpoint.checkpoint.stored_digest import without_stored
 from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
+from bytecheckpoint.native import _core
 
 __all__ = [
     "PARTS",

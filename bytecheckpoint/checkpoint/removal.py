@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.in_use import unheld
 from bytecheckpoint.checkpoint.journal_files import carried_bytes
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.steps import StepFolder, folder_of
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointError
+from bytecheckpoint.native import _core
 
 __all__ = ["Outcome", "bytes_to_remove", "remove_folder"]
 

@@ -14,7 +14,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.commit_order import CommitOrder, Step, commit_order
 from bytecheckpoint.checkpoint.folders import known
 from bytecheckpoint.checkpoint.journal_files import carry_lines
@@ -32,6 +31,7 @@ from bytecheckpoint.checkpoint.store_removal import (
 )
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.runtime.per_process import PerProcess

@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from bytecheckpoint import _core
 from bytecheckpoint.errors import StorageError
+from bytecheckpoint.native import _core
 
 __all__ = ["made_folder", "read_small_file", "refuse_irregular", "replaced_by", "replacing", "storage_errors"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from bytecheckpoint import _core
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.names import rank_of_mark
 from bytecheckpoint.object_store.urls import joined

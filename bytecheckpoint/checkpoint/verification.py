@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
 from bytecheckpoint.checkpoint.in_use import reading
 from bytecheckpoint.checkpoint.local_path import location_to_read
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report import Problem, VerifyReport

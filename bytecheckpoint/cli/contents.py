@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.folders import below, names_in
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.wrong_path import explaining
@@ -19,11 +18,12 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.stores import use_store
 from bytecheckpoint.object_store.urls import is_store_url
 
 if TYPE_CHECKING:
-    from bytecheckpoint import _C
+    from bytecheckpoint.native import _C
 
 __all__ = ["Chunk", "Contents", "Item", "Key", "Part", "components_in", "open_contents"]
 

@@ -85,7 +85,7 @@ def command(
     specs = spec_of(spec_file, include, exclude, rename), spec_of(spec_file_b)
     differences: list[_Difference] = []
     if structure_only:
-        from bytecheckpoint import _core
+        from bytecheckpoint.native import _core
 
         of_a, of_b = (
             open_contents(path, config=config, kind=_core.Checkpoint, spec=spec)

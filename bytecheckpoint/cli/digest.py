@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.digests import Digest, combined, digest_of
 from bytecheckpoint.checkpoint.in_use import reading
 from bytecheckpoint.cli.contents import open_contents
@@ -21,6 +20,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.stores import with_store_ring
 from bytecheckpoint.object_store.urls import is_store_url
 

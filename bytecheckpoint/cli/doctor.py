@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 import bytecheckpoint
-from bytecheckpoint._extensions import extension
 from bytecheckpoint.cli.options import checked_path, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
+from bytecheckpoint.native import extension
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.probes.of_olmo import OLMO_FEATURES
 from bytecheckpoint.probes.of_torch import TORCH_FEATURES

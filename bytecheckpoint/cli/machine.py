@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bytecheckpoint import _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.native import _core
 
 __all__ = ["Finding", "findings_of_machine", "findings_of_path"]
 
@@ -138,7 +138,7 @@ def _gpu() -> Iterator[Finding]:
     try:
         import torch
 
-        from bytecheckpoint import _C
+        from bytecheckpoint.native import _C
     except ImportError:
         return  # the versions report it already
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None

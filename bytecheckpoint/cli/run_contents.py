@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.disk_usage import disk_usage
 from bytecheckpoint.cli.contents import open_contents
 from bytecheckpoint.cli.options import place_text
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.native import _core
 from bytecheckpoint.observability.figures import text_of
 from bytecheckpoint.observability.page.contents import LargestTensors, Space, StepSpace
 from bytecheckpoint.observability.run_folder import Run, holds_steps

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from bytecheckpoint import _core
+from bytecheckpoint.native import _core
 
 __all__ = [
     "Call",

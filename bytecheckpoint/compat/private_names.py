@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor
 
-from bytecheckpoint import _C, _core
+from bytecheckpoint.native import _C, _core
 from bytecheckpoint.probes.of_torch import GROUPS, META_TENSORS, NAMES_OF_2_3
 from bytecheckpoint.probes.probe import find, holds, require
 from bytecheckpoint.runtime.patching import Replacing

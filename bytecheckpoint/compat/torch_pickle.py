@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from bytecheckpoint import _core
 from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.native import _core
 
 __all__ = ["Storage", "pickled"]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bytecheckpoint import _core
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
+from bytecheckpoint.native import _core
 
 __all__ = ["Contents", "OutputTensor", "contents_of"]
 

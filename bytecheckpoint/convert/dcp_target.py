@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.verification import verify as verify_checkpoint
 from bytecheckpoint.convert.contents import Contents, OutputTensor
 from bytecheckpoint.convert.folder import write_whole
 from bytecheckpoint.convert.nesting import paths_of, refuse_clashes
 from bytecheckpoint.convert.source import Opened, Source
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.stores import most_file_bytes, use_store, with_store_ring
 
 __all__ = ["DcpTarget", "Share"]

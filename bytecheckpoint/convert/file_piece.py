@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from bytecheckpoint import _core
 from bytecheckpoint.errors import CorruptCheckpointError
+from bytecheckpoint.native import _core
 
 __all__ = ["write_file"]
 

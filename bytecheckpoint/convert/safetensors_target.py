@@ -11,13 +11,13 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
-from bytecheckpoint import _core
 from bytecheckpoint.convert.contents import Contents, OutputTensor
 from bytecheckpoint.convert.file_piece import write_file
 from bytecheckpoint.convert.folder import write_whole
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.listing import listed
+from bytecheckpoint.native import _core
 
 __all__ = ["INDEX", "OutputFile", "SafetensorsTarget"]
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointChangedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.stores import use_store
 from bytecheckpoint.object_store.urls import is_store_url
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.compat.torch_pickle import Storage, pickled
 from bytecheckpoint.convert.contents import Contents, OutputTensor
 from bytecheckpoint.convert.file_piece import write_file
@@ -17,6 +16,7 @@ from bytecheckpoint.convert.nesting import nested, paths_of, refuse_clashes, ref
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.dcp.plain_data import plain_object
 from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.native import _core
 
 __all__ = ["TorchPiece", "TorchTarget", "export_state", "read_objects", "stand_ins"]
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
-from bytecheckpoint import _C, _core
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._unsafe import UnsafeObjects
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, kept_state
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.native import _C, _core
 from bytecheckpoint.tensors.dtensor_pieces import refuse_pieces
 from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
 

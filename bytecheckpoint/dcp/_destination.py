@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import time
 
-from bytecheckpoint import _C
 from bytecheckpoint.compat.dcp_calls import background_call
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._save_session import SaveSession
 from bytecheckpoint.errors import CheckpointBusyError, UnsupportedError
+from bytecheckpoint.native import _C
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
 from bytecheckpoint.object_store.stores import most_file_bytes, use_store, with_store_ring

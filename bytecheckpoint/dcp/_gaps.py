@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from torch.distributed.checkpoint.metadata import Metadata
 
-from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.metadata import plan_of
+from bytecheckpoint.native import _C
 
 __all__ = ["check_planned_metadata", "gaps_of_save"]
 

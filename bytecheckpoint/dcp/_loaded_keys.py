@@ -10,9 +10,9 @@ from typing import Any
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from bytecheckpoint import _C
 from bytecheckpoint.errors import KeyMismatchError
 from bytecheckpoint.listing import listed
+from bytecheckpoint.native import _C
 from bytecheckpoint.planning.plan_items import LoadKeys, LoadTargets, PlanItems, source_of
 from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled, asked_by_any, compare
 from bytecheckpoint.tensors.casts import Cast

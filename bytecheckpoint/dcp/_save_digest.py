@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from bytecheckpoint import _C
 from bytecheckpoint.checkpoint.digests import digest_of
 from bytecheckpoint.checkpoint.stored_digest import with_stored
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._save_session import SaveSession
 from bytecheckpoint.errors import CheckpointChangedError, CorruptCheckpointError, UnsupportedError
+from bytecheckpoint.native import _C
 from bytecheckpoint.object_store.stores import with_store_ring
 from bytecheckpoint.object_store.urls import is_store_url
 

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from errno import ENOENT, ESTALE
 from pathlib import Path
 
-from bytecheckpoint import _C
 from bytecheckpoint.dcp._places import refuse_other_places
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession
 from bytecheckpoint.distributed.call_order import check_in_step
 from bytecheckpoint.errors import CheckpointError, SaveFailedError, StorageError, sendable, texts_of_ranks
+from bytecheckpoint.native import _C
 from bytecheckpoint.object_store.urls import is_store_url
 
 __all__ = ["check_handed_in", "explaining_unseen", "save_failed", "say_files_stay", "to_hand_in"]

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import SavePlanner
 
-from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._mesh import mesh_of
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession
+from bytecheckpoint.native import _C
 from bytecheckpoint.observability.observers import note_trace
 from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
 

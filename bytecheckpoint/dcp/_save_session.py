@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bytecheckpoint import _C
 from bytecheckpoint.compat.dcp_calls import lets_dcp_choose_ranks
 from bytecheckpoint.compat.frames import Running
 from bytecheckpoint.config import Config
@@ -30,6 +29,7 @@ from bytecheckpoint.distributed.call_order import number_of_turn
 from bytecheckpoint.distributed.launch import is_unaware, refuse_unaware_rank
 from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError
+from bytecheckpoint.native import _C
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
 from bytecheckpoint.report import RankSaveReport, SaveReport

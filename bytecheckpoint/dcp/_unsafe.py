@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 
-from bytecheckpoint import _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.save_planner import as_plain
 from bytecheckpoint.errors import UnsafeObjectError
+from bytecheckpoint.native import _core
 
 __all__ = ["UnsafeObjects", "describe_unsafe", "refuse_unsafe"]
 

@@ -13,7 +13,6 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
-from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._own_keys import OwnKeys
@@ -23,6 +22,7 @@ from bytecheckpoint.errors import InvalidPlanError, ShapeMismatchError, Unsuppor
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
+from bytecheckpoint.native import _C
 from bytecheckpoint.planning.plan_items import LoadKeys, LoadTargets, PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
+from bytecheckpoint.native import _C
 from bytecheckpoint.object_store.stores import keep_known, use_store
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from bytecheckpoint import _core
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CorruptCheckpointError, UnsafeObjectError
+from bytecheckpoint.native import _core
 
 __all__ = ["load_plain_data", "plain_object", "plain_record"]
 

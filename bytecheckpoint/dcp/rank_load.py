@@ -16,7 +16,6 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
-from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner, as_plain, fills_state
@@ -27,6 +26,7 @@ from bytecheckpoint.errors import (
     ShapeMismatchError,
 )
 from bytecheckpoint.listing import listed
+from bytecheckpoint.native import _C
 from bytecheckpoint.planning.plan_items import source_of
 from bytecheckpoint.probes.of_torch import LOADS_OF_GAPS
 from bytecheckpoint.probes.probe import holds, require

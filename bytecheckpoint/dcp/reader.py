@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from bytecheckpoint import _C, _core
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
 from bytecheckpoint.checkpoint.in_use import Hold, hold_directory, key_of_url
 from bytecheckpoint.checkpoint.last_used import note_load
@@ -40,6 +39,7 @@ from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
 from bytecheckpoint.dcp.stateful import speed_up_dcp
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, sendable
+from bytecheckpoint.native import _C, _core
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
 from bytecheckpoint.object_store.urls import is_known_store, is_store_url

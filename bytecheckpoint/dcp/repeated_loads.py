@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bytecheckpoint import _core
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
+from bytecheckpoint.native import _core
 
 __all__ = ["load_until_unchanged"]
 

@@ -18,13 +18,13 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
-from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._gaps import gaps_of_save
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
+from bytecheckpoint.native import _C
 from bytecheckpoint.planning.assignment import DeferredAssignment, RankAssignment, assign, assign_later
 from bytecheckpoint.planning.copies import copies_of, judge, seed_of
 from bytecheckpoint.planning.inventory import LazyPaths, LocalInventory, RemoteInventory, refuse_digests

@@ -9,11 +9,11 @@ from typing import Any
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from bytecheckpoint import _C
 from bytecheckpoint.compat.dcp_calls import AsyncSaveCall
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp.save_planner import stores_parts, to_stage
+from bytecheckpoint.native import _C
 from bytecheckpoint.probes.of_torch import DCP_ASYNC_SAVE, PROCESS_MODE
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.descriptions import described

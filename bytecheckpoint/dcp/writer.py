@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from bytecheckpoint import _C
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
 from bytecheckpoint.checkpoint.last_used import note_commit
 from bytecheckpoint.checkpoint.local_path import is_local, location, working_directory
@@ -49,6 +48,7 @@ from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, assemble, complete_metad
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.dcp.stateful import speed_up_dcp
 from bytecheckpoint.errors import CheckpointError, ConfigError, SaveCancelledError
+from bytecheckpoint.native import _C
 from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.observability.observers import note_call
 from bytecheckpoint.planning.assignment import plan_to_write

@@ -12,7 +12,7 @@ from bytecheckpoint.load_spec.patterns import filled
 from bytecheckpoint.load_spec.transform import Naming, Tensors, Transform, matching
 
 if TYPE_CHECKING:
-    from bytecheckpoint import _core
+    from bytecheckpoint.native import _core
 
 __all__ = ["Dequantize", "DequantizeMXFP4"]
 

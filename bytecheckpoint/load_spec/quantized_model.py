@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.dequantize import Dequantize, DequantizeMXFP4
 from bytecheckpoint.load_spec.patterns import matches
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.transform import Transform
+from bytecheckpoint.native import _core
 
 __all__ = ["dequantizing"]
 

@@ -10,7 +10,7 @@ from bytecheckpoint.errors import CheckpointError, ConfigError, KeyMismatchError
 from bytecheckpoint.load_spec.patterns import whole_name
 
 if TYPE_CHECKING:
-    from bytecheckpoint import _core
+    from bytecheckpoint.native import _core
 
 __all__ = ["Naming", "Tensors", "Transform", "matching"]
 

@@ -11,7 +11,7 @@ from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 
 if TYPE_CHECKING:
-    from bytecheckpoint import _core
+    from bytecheckpoint.native import _core
 
 __all__ = ["view_of"]
 

@@ -10,7 +10,6 @@ from datetime import timedelta
 from errno import EACCES, EINVAL, EOPNOTSUPP, ESTALE
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
@@ -19,6 +18,7 @@ from bytecheckpoint.errors import (
     StorageError,
     UnsupportedError,
 )
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.conditions import has_not_changed, refused_in_vain
 from bytecheckpoint.object_store.entries import is_tombstone

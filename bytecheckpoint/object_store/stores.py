@@ -15,9 +15,9 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from bytecheckpoint import _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError, UnsupportedError
+from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.client import PART_BYTES, StoreClient
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.per_process import HomeProcess, PerProcess

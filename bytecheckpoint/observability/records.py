@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.config import Config
+from bytecheckpoint.native import _core
 from bytecheckpoint.observability.clocks import offset_of
 from bytecheckpoint.observability.failures import CallFailure
 from bytecheckpoint.report import LoadReport, RankLoadReport, RankSaveReport, SaveReport

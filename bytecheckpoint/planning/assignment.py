@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from bytecheckpoint import _C
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.native import _C
 from bytecheckpoint.planning.homes import Home, kept_at
 from bytecheckpoint.planning.inventory import LocalInventory, RemoteInventory
 from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, part_of

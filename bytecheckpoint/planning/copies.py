@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
-from bytecheckpoint import _C
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.listing import listed
+from bytecheckpoint.native import _C
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.tensors.chunks import LocalChunks
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import WriteItem
 
-from bytecheckpoint import _C
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.native import _C
 from bytecheckpoint.planning.homes import Home, home_of
 from bytecheckpoint.planning.plan_cache import digest_of, plan_cache
 from bytecheckpoint.planning.plan_items import PickledSource, source_of

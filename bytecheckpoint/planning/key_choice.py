@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from bytecheckpoint import _C
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.patterns import compiled
+from bytecheckpoint.native import _C
 
 __all__ = ["KeyChoice", "refuse_unmatched"]
 

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from bytecheckpoint import _C
+from bytecheckpoint.native import _C
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 
 __all__ = ["CachedPlan", "EncodedAssignment", "PlanCache", "digest_of", "part_of", "plan_cache"]

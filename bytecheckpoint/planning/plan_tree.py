@@ -12,9 +12,9 @@ import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bytecheckpoint import _C
 from bytecheckpoint.distributed.channel import Channel, Peers
 from bytecheckpoint.errors import CheckpointError, RankError, sendable
+from bytecheckpoint.native import _C
 from bytecheckpoint.planning.plan_cache import EncodedAssignment
 from bytecheckpoint.runtime.interrupts import DeferredInterrupt
 

@@ -47,7 +47,7 @@ class RankTrace:
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """What the threads did: ``phases``, ``sizes`` and ``lanes``, as ``_core.decode_trace`` returns them."""
-        from bytecheckpoint import _core
+        from bytecheckpoint.native import _core
 
         return _core.decode_trace(self.spans) if self.spans else {"phases": {}, "sizes": {}, "lanes": []}
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bytecheckpoint import _C
 from bytecheckpoint.config import Config
+from bytecheckpoint.native import _C
 from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.boot_id import boot_id
 from bytecheckpoint.runtime.live_calls import Doing, NamedCall, Running, watch

@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from bytecheckpoint import _core
 from bytecheckpoint.listing import listed
+from bytecheckpoint.native import _core
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.live_pages import LiveCall, ranks_here
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.runtime.place import Place, own_place
 
 if TYPE_CHECKING:
-    from bytecheckpoint import _C
+    from bytecheckpoint.native import _C
 
 __all__ = ["WAITS_FOR_RANKS", "Doing", "NamedCall", "Running", "doing", "watch"]
 

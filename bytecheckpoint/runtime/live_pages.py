@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint import _core
+from bytecheckpoint.native import _core
 
 __all__ = ["LiveCall", "Pages", "ranks_here", "read_live_pages"]
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
+from bytecheckpoint.native import _C, _core
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.place import Place, own_place
 from bytecheckpoint.sharing.asked_keys import RequestedKeys

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from bytecheckpoint import _C
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.errors import CheckpointError, InvalidPlanError, RankError, sendable
+from bytecheckpoint.native import _C
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.interrupts import DeferredInterrupt

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bytecheckpoint import _C
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.native import _C
 from bytecheckpoint.runtime.place import own_place
 
 __all__ = ["MemoryPlace", "SharedMemory", "are_together"]

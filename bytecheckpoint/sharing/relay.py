@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from bytecheckpoint import _C
 from bytecheckpoint.distributed.waits import Message
+from bytecheckpoint.native import _C
 from bytecheckpoint.runtime.interrupts import DeferredInterrupt
 from bytecheckpoint.sharing.memory import SharedMemory
 from bytecheckpoint.sharing.messages import HEADER, PAYLOAD, TAKEN, PeerMessages

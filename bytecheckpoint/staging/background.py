@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.native import _C
 from bytecheckpoint.observability.observers import flush
 from bytecheckpoint.runtime import sigterm as _sigterm
 from bytecheckpoint.runtime.per_process import PerProcess

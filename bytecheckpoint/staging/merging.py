@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from bytecheckpoint import _C
 from bytecheckpoint.compat.private_names import increment_version
+from bytecheckpoint.native import _C
 
 __all__ = ["merge", "scatter"]
 

@@ -19,12 +19,12 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
-from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, DcpSave, background_call
 from bytecheckpoint.compat.frames import ExplicitCall, line_of_caller
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import DeviceError, InvalidPlanError
+from bytecheckpoint.native import _C
 from bytecheckpoint.probes.of_torch import STAGING
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.gil_interval import quick_switches

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from bytecheckpoint import _C
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.native import _C
 from bytecheckpoint.tensors.chunks import LocalChunks
 
 __all__ = ["Piece", "pieces_of", "refuse_pieces", "with_pieces"]

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from bytecheckpoint import _C
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.metadata import checkpoint_of
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.native import _C
 from bytecheckpoint.tensors.casts import Cast
 
 __all__ = ["ResumePlanner"]

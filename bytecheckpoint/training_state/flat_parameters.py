@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from bytecheckpoint import _core
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.native import _core
 from bytecheckpoint.probes.of_torch import FSDP1
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.tensors.chunks import LocalChunks, Spread

@@ -12,13 +12,13 @@ from errno import ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.folders import Place, known
 from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.newest import Newest, newest_whole
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import StorageError
+from bytecheckpoint.native import _core
 
 if TYPE_CHECKING:
     import torch.distributed as dist

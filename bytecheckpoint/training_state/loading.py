@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bytecheckpoint import _C
 from bytecheckpoint.checkpoint.folders import Place, below
 from bytecheckpoint.checkpoint.in_use import Hold, hold
 from bytecheckpoint.checkpoint.parts import PARTS
@@ -30,6 +29,7 @@ from bytecheckpoint.distributed.launch import refuse_unaware_rank
 from bytecheckpoint.errors import CheckpointChangedError, InvalidPlanError, KeyMismatchError, ShapeMismatchError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.native import _C
 from bytecheckpoint.probes.of_torch import FRAMEWORKS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.reference_variables import set_logging_level

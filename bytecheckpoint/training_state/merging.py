@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.folders import Place, below, is_folder, known, name_of, parent_of
 from bytecheckpoint.checkpoint.local_path import local_path, location_to_read
 from bytecheckpoint.checkpoint.parts import description_in, parsed_user_metadata
@@ -31,6 +30,7 @@ from bytecheckpoint.dcp.direct_calls import run_load
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from bytecheckpoint.native import _core
 from bytecheckpoint.reference_variables import merge_threads
 from bytecheckpoint.training_state.checkpoint_state import FRAMEWORKS
 from bytecheckpoint.training_state.merged_optimizer import of_one_optimizer

@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.errors import ConfigError, UnsupportedError
+from bytecheckpoint.native import _C
 from bytecheckpoint.tensors.subclass_parts import parts_of
 from bytecheckpoint.training_state.flat_parameters import FlatUnit, flat_units, has_flat_parameters
 from bytecheckpoint.training_state.module_hooks import hooks_of, is_changed_by_loads, own_methods

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bytecheckpoint import _core
 from bytecheckpoint.distributed.agreement import all_together, gathered
 from bytecheckpoint.distributed.groups import between_ranks, calling, ranks_of
 from bytecheckpoint.distributed.waits import Message
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.native import _core
 from bytecheckpoint.staging.merging import merge
 from bytecheckpoint.tensors.chunks import LocalChunks, Spread
 

@@ -7,7 +7,6 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.folders import Place, below, write_object
 from bytecheckpoint.checkpoint.newest import Newest, newest_whole
 from bytecheckpoint.checkpoint.small_files import replacing
@@ -15,6 +14,7 @@ from bytecheckpoint.checkpoint.step_names import MOST_DIGITS, step_number
 from bytecheckpoint.checkpoint.tracker_text import TRACKER, tracker_text
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError, StorageError
+from bytecheckpoint.native import _core
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.training_state.latest import one_look
 

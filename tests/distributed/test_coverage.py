@@ -16,8 +16,9 @@ from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config, _core, verify
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config, verify
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.native import _core
 
 GAP = "'w': rows 4 to 7 of 8 are in no chunk"
 

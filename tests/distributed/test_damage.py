@@ -17,8 +17,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.ranks import failures, run_ranks
 
-from bytecheckpoint import BcpReader, BcpWriter, Config, _core
+from bytecheckpoint import BcpReader, BcpWriter, Config
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, FormatVersionError
+from bytecheckpoint.native import _core
 
 # Sizes and offsets of the trailer of .metadata, as in csrc/format/FORMAT.md.
 TRAILER_BYTES = 128

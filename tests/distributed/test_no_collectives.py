@@ -121,7 +121,7 @@ def part_of_another_rank(path: str, stock: bool) -> None:
 
 def refused_while_another_saves(path: str) -> None:
     """A save of all ranks and a save of one rank exclude each other. Saves of different ranks do not."""
-    from bytecheckpoint import _C
+    from bytecheckpoint.native import _C
 
     rank = dist.get_rank()
     common: dict[str, Any] = {

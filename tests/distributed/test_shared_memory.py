@@ -18,8 +18,9 @@ from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from bytecheckpoint import _C, BcpReader, BcpWriter
+from bytecheckpoint import BcpReader, BcpWriter
 from bytecheckpoint.errors import StorageError
+from bytecheckpoint.native import _C
 from bytecheckpoint.sharing import memory as _memory
 from bytecheckpoint.sharing.messages import PAYLOAD, TAKEN, PeerMessages
 from distributed.shared_loads import COOPERATIVE, on_machines_of, replicated

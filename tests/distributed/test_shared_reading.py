@@ -18,10 +18,11 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpWriter, Config
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
 from bytecheckpoint.dcp import rank_load
 from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.distributed import channel as _peers
+from bytecheckpoint.native import _C
 from bytecheckpoint.report import LoadReport
 from bytecheckpoint.sharing import choice as _intent
 from distributed.shared_loads import COOPERATIVE, OwnFinish, Wrapper, replicated

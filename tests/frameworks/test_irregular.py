@@ -18,8 +18,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import bytecheckpoint
-from bytecheckpoint import Config, _core, new_group
+from bytecheckpoint import Config, new_group
 from bytecheckpoint.errors import ConfigError, InvalidPlanError, RankLostError
+from bytecheckpoint.native import _core
 from bytecheckpoint.training_state import regular_blocks
 from frameworks.wrapped import FRAMEWORK_OF, full_state, optimizer_of, train, wrap
 

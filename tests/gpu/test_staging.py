@@ -20,9 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import bytecheckpoint
-from bytecheckpoint import _C, BcpStager, BcpWriter, Config, async_save_state_dict
+from bytecheckpoint import BcpStager, BcpWriter, Config, async_save_state_dict
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.private_names import PLAIN_DTYPES
+from bytecheckpoint.native import _C
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:ComplexHalf")]
 

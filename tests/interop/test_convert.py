@@ -20,7 +20,7 @@ from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from bytecheckpoint import LoadSpec, _core, load_state_dict, save_state_dict
+from bytecheckpoint import LoadSpec, load_state_dict, save_state_dict
 from bytecheckpoint.cli.app import bcp
 from bytecheckpoint.convert import convert
 from bytecheckpoint.convert.conversion import Format, parsed_size
@@ -32,6 +32,7 @@ from bytecheckpoint.errors import (
     CorruptCheckpointError,
     UnsupportedError,
 )
+from bytecheckpoint.native import _core
 from bytecheckpoint.transforms import Stack, Transpose
 
 

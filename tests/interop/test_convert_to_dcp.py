@@ -16,10 +16,11 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from bytecheckpoint import LoadSpec, _core, load_state_dict, save_state_dict, verify
+from bytecheckpoint import LoadSpec, load_state_dict, save_state_dict, verify
 from bytecheckpoint.convert import convert
 from bytecheckpoint.convert.conversion import Format
 from bytecheckpoint.errors import ConfigError, UnsupportedError
+from bytecheckpoint.native import _core
 from bytecheckpoint.transforms import Stack, Transpose
 from interop.nested_state import assert_equal, save_sharded, state
 

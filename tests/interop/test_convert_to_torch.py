@@ -12,9 +12,10 @@ import pytest
 import torch
 from support.ranks import run_ranks
 
-from bytecheckpoint import LoadSpec, _core, save_state_dict
+from bytecheckpoint import LoadSpec, save_state_dict
 from bytecheckpoint.convert import convert
 from bytecheckpoint.errors import CheckpointExistsError, ConfigError, UnsupportedError
+from bytecheckpoint.native import _core
 from bytecheckpoint.transforms import Stack, Unstack
 from interop.nested_state import assert_equal, save_sharded, state
 

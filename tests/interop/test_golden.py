@@ -17,7 +17,8 @@ from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from bytecheckpoint import BcpLoadPlanner, BcpReader, _core, verify
+from bytecheckpoint import BcpLoadPlanner, BcpReader, verify
+from bytecheckpoint.native import _core
 from interop.make_golden import DTYPES, SHARDED_SHAPES, USER_METADATA, golden_state, partial_state, pattern
 
 GOLDEN = Path(__file__).with_name("golden") / "v1"

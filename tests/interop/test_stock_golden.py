@@ -22,8 +22,9 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from bytecheckpoint import BcpReader, _core, verify
+from bytecheckpoint import BcpReader, verify
 from bytecheckpoint.errors import UnsafeObjectError, UnsupportedError
+from bytecheckpoint.native import _core
 from interop.stock_states import Tagged, Version, as_saved, laid_out, state_of
 
 GOLDEN = Path(__file__).with_name("golden") / "stock"

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from bytecheckpoint import _C, BcpReader, Config, LoadSpec, load_state_dict
+from bytecheckpoint import BcpReader, Config, LoadSpec, load_state_dict
 from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.cli.app import bcp
 from bytecheckpoint.convert import convert
@@ -33,6 +33,7 @@ from bytecheckpoint.errors import (
     UnsafeObjectError,
     UnsupportedError,
 )
+from bytecheckpoint.native import _C
 from bytecheckpoint.transforms import Reshape, Transpose
 
 DTYPES = [

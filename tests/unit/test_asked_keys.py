@@ -16,9 +16,10 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import bytecheckpoint
-from bytecheckpoint import BcpLoadPlanner, BcpReader, LoadReport, LoadSpec, _core, load_state_dict, save_state_dict
+from bytecheckpoint import BcpLoadPlanner, BcpReader, LoadReport, LoadSpec, load_state_dict, save_state_dict
 from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.errors import KeyMismatchError
+from bytecheckpoint.native import _core
 from bytecheckpoint.sharing.asked_keys import RequestedKeys, compare
 from bytecheckpoint.transforms import Slice
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from bytecheckpoint import _C
+from bytecheckpoint.native import _C
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 AT_ONCE = ("--repetitions", "1", "--warm-gib", "0", "--idle-limit-s", "0")

@@ -14,7 +14,7 @@ import pytest
 import torch  # noqa: F401  # _C links against it
 
 import bytecheckpoint
-from bytecheckpoint import _C
+from bytecheckpoint.native import _C
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 

@@ -14,8 +14,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 
 import bytecheckpoint
-from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, _core
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.native import _core
 from bytecheckpoint.tensors.chunks import LocalChunks, Spread
 
 WHOLE = torch.arange(60.0).view(3, 4, 5)

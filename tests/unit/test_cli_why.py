@@ -15,7 +15,7 @@ from support.cli_runs import HOSTILE, as_json, run, save, stock
 from torch import nn
 
 import bytecheckpoint
-from bytecheckpoint import _core
+from bytecheckpoint.native import _core
 from bytecheckpoint.observability.observers import flush
 
 VALUE = torch.arange(300_000, dtype=torch.float32).reshape(300, 1000)

@@ -26,7 +26,6 @@ from bytecheckpoint import (
     BcpSavePlanner,
     BcpWriter,
     Config,
-    _core,
     find_latest_ckpt_path,
     prune,
     save_state_dict,
@@ -34,6 +33,7 @@ from bytecheckpoint import (
     verify,
 )
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.native import _core
 from bytecheckpoint.torchtitan._engine import _latest_step
 
 

@@ -19,9 +19,10 @@ import torch.distributed.checkpoint as dcp
 from support.equality import assert_loads
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
-from bytecheckpoint import _C, BcpStager, BcpWriter, Config, async_save_state_dict
+from bytecheckpoint import BcpStager, BcpWriter, Config, async_save_state_dict
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.errors import CheckpointError, DeviceError
+from bytecheckpoint.native import _C
 from bytecheckpoint.staging import background as _background
 from bytecheckpoint.staging import staged_state as _staged
 

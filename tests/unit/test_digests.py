@@ -20,11 +20,12 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from unit.dcp_by_hand import cut, save_by_hand
 from unit.partial_states import save_incomplete
 
-from bytecheckpoint import BcpWriter, LoadSpec, _core, digest, save_state_dict
+from bytecheckpoint import BcpWriter, LoadSpec, digest, save_state_dict
 from bytecheckpoint.checkpoint import digests
 from bytecheckpoint.checkpoint.canonical import canonical
 from bytecheckpoint.convert import convert
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, CorruptCheckpointError, UnsupportedError
+from bytecheckpoint.native import _core
 from bytecheckpoint.transforms import Stack, Transpose
 
 MIB = 1 << 20

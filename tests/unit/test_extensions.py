@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from bytecheckpoint import _C, _core
+from bytecheckpoint.native import _C, _core
 
 INSTALLED = torch.__version__
 LIMIT_S = 250.0
@@ -64,7 +64,10 @@ def test_the_doctor_says_the_same_and_what_needs_no_torch_goes_on(before: str) -
     assert done.returncode == 1, done.stderr
     assert "\nbroken  _C: bytecheckpoint._C" in done.stdout
     assert "pip install --no-build-isolation" in done.stdout
-    assert run(before, "import bytecheckpoint.checkpoint.retention\nfrom bytecheckpoint import _core").returncode == 0
+    assert (
+        run(before, "import bytecheckpoint.checkpoint.retention\nfrom bytecheckpoint.native import _core").returncode
+        == 0
+    )
 
 
 def test_a_patch_of_the_same_version_is_no_other_torch() -> None:

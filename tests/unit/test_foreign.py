@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from support.equality import assert_equal, without_strides
 from torch.distributed.checkpoint.metadata import Metadata
 
-from bytecheckpoint import BcpReader, _core, _testing
+from bytecheckpoint import BcpReader, _testing
 from bytecheckpoint.errors import CorruptCheckpointError
+from bytecheckpoint.native import _core
 
 shapes = st.lists(st.integers(0, 5), max_size=4)
 

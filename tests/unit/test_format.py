@@ -19,8 +19,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bytecheckpoint import _core, _testing
+from bytecheckpoint import _testing
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.native import _core
 
 ENTRIES = ["archive/data.pkl", "archive/byteorder", "archive/version", "archive/data/0"]
 MIB = 1 << 20

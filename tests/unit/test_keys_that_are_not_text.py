@@ -18,7 +18,6 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 
 import bytecheckpoint
 from bytecheckpoint import (
-    _C,
     BcpLoadPlanner,
     BcpReader,
     BcpSavePlanner,
@@ -31,6 +30,7 @@ from bytecheckpoint import (
 )
 from bytecheckpoint.convert import convert
 from bytecheckpoint.errors import CheckpointNotFoundError, InvalidPlanError, KeyMismatchError
+from bytecheckpoint.native import _C
 
 
 class Color(enum.Enum):

@@ -13,9 +13,10 @@ from planned_states import more
 from support.equality import assert_equal, blank
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.errors import CheckpointChangedError, CorruptCheckpointError
+from bytecheckpoint.native import _C
 
 
 @pytest.fixture(autouse=True)

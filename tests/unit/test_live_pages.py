@@ -26,8 +26,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
-from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config, _core
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.errors import CheckpointNotFoundError, CorruptCheckpointError
+from bytecheckpoint.native import _core
 from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.live_pages import LiveCall, ranks_here, read_live_pages
 

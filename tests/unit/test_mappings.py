@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from bytecheckpoint import _C, Config, async_save_state_dict, load_state_dict, save_state_dict
+from bytecheckpoint import Config, async_save_state_dict, load_state_dict, save_state_dict
+from bytecheckpoint.native import _C
 
 
 class Text(Mapping[str, Any]):

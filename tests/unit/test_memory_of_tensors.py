@@ -17,9 +17,10 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 import bytecheckpoint
-from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, LoadSpec
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, LoadSpec
 from bytecheckpoint.compat import private_names as compat
 from bytecheckpoint.errors import CheckpointError, InvalidPlanError
+from bytecheckpoint.native import _C
 from bytecheckpoint.tensors.chunks import LocalChunks
 
 _NUM = 1024

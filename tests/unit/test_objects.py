@@ -14,8 +14,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bytecheckpoint import _C, BcpReader, BcpWriter, Config, async_save_state_dict, load_state_dict
+from bytecheckpoint import BcpReader, BcpWriter, Config, async_save_state_dict, load_state_dict
 from bytecheckpoint.errors import UnsafeObjectError
+from bytecheckpoint.native import _C
 
 
 class Schedule:

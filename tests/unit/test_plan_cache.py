@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from bytecheckpoint import _C, BcpSavePlanner
+from bytecheckpoint import BcpSavePlanner
+from bytecheckpoint.native import _C
 from bytecheckpoint.planning.inventory import LocalInventory
 from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, PlanCache, digest_of
 from bytecheckpoint.planning.plan_items import source_of

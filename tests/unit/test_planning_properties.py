@@ -24,9 +24,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from unit.dcp_by_hand import PlannedSave, load_by_hand, plan_by_hand, save_by_hand
 from unit.simulated_ranks import Box, Layout, Spec, World, full, state_of, worlds
 
-from bytecheckpoint import _C, BcpLoadPlanner
+from bytecheckpoint import BcpLoadPlanner
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp.metadata import checkpoint_of
+from bytecheckpoint.native import _C
 
 NOBODY = -1
 MOST_OVER_MEAN = 1.02

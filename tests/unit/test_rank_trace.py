@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config, _core
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.errors import CorruptCheckpointError
+from bytecheckpoint.native import _C, _core
 from bytecheckpoint.observability.clocks import offset_of
 from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.call_trace import MOST_TRACE_BYTES

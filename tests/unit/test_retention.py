@@ -16,9 +16,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from unit.run_folder import DEAD_TMP, RunFolder, save_at, small_state
 
-from bytecheckpoint import BcpReader, Retention, StepFolder, _core, load_state_dict, prune, scan_steps
+from bytecheckpoint import BcpReader, Retention, StepFolder, load_state_dict, prune, scan_steps
 from bytecheckpoint.checkpoint import retention
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
+from bytecheckpoint.native import _core
 from bytecheckpoint.report.text import size_text
 
 DAY_S = 86_400.0

@@ -11,7 +11,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from support.equality import assert_equal, settled
 
-from bytecheckpoint import BcpReader, BcpWriter, _core
+from bytecheckpoint import BcpReader, BcpWriter
+from bytecheckpoint.native import _core
 
 
 def state() -> dict[str, Any]:

@@ -33,8 +33,9 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from bytecheckpoint import _C, BcpSavePlanner, BcpStager, BcpWriter, Config, async_save_state_dict, registered, shutdown
+from bytecheckpoint import BcpSavePlanner, BcpStager, BcpWriter, Config, async_save_state_dict, registered, shutdown
 from bytecheckpoint.errors import CheckpointError, StagingBusyError, StagingFullError
+from bytecheckpoint.native import _C
 from bytecheckpoint.staging import leases as _stays
 
 pytestmark = MARKS

@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import bytecheckpoint
 from bytecheckpoint import (
-    _C,
     BcpReader,
     BcpWriter,
     CheckpointError,
@@ -39,6 +38,7 @@ from bytecheckpoint.errors import (
     StagingFullError,
     StorageError,
 )
+from bytecheckpoint.native import _C
 from bytecheckpoint.staging import background as _background
 
 LIMIT_S = 60.0

@@ -16,8 +16,9 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from unit.run_folder import DEAD_TMP, RunFolder, save_at, small_state
 
-from bytecheckpoint import StepFolder, _core, prune, scan_steps
+from bytecheckpoint import StepFolder, prune, scan_steps
 from bytecheckpoint.errors import CheckpointBusyError, ConfigError, StorageError
+from bytecheckpoint.native import _core
 
 
 def only(run: RunFolder, **options: object) -> StepFolder:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from unit.partial_states import PARTIAL, rows
 
 import bytecheckpoint
-from bytecheckpoint import BcpReader, BcpWriter, Config, _core, digest, save_state_dict
+from bytecheckpoint import BcpReader, BcpWriter, Config, digest, save_state_dict
 from bytecheckpoint.checkpoint import digests
 from bytecheckpoint.checkpoint.stored_digest import stored_in, with_stored, without_stored
 from bytecheckpoint.errors import (
@@ -26,6 +26,7 @@ from bytecheckpoint.errors import (
     SaveCancelledError,
     UnsupportedError,
 )
+from bytecheckpoint.native import _core
 
 
 def state() -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-from bytecheckpoint import _core, _testing
+from bytecheckpoint import _testing
+from bytecheckpoint.native import _core
 
 
 @pytest.mark.parametrize(("kind", "num_tensors"), [("fsdp", 5), ("3d", 10)])

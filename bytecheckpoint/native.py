@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports the extension modules. If one was built for another torch or Python, the error says what to do."""
+"""Hands out the extension modules: ``from bytecheckpoint.native import _C, _core``.
+
+A module is imported when it is asked for. If it was built for another torch or Python, the error says what to do.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,11 @@ import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bytecheckpoint import _C as _C
+    from bytecheckpoint import _core as _core
 
 __all__ = ["REBUILD", "extension", "torch_mismatch"]
 
@@ -14,6 +22,12 @@ REBUILD = (
     "build it again for the installed versions: run pip install --no-build-isolation --no-deps --force-reinstall . in "
     "the source checkout"
 )
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in ("_C", "_core"):
+        return extension(name)
+    raise AttributeError(f"module 'bytecheckpoint.native' has no attribute {name!r}")
 
 
 def extension(name: str) -> ModuleType:
