@@ -13,6 +13,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
+from support import times
 from support.ending_ranks import EndingRanks
 from support.fork_server import ForkServer
 from support.leaks import holdings, leaks_since, wait_for_watch
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell makes its background processes ignore Ctrl-C, and their children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(times)
     config.addinivalue_line("markers", "not_under_asan(reason): left out by `make sanitize-python`")
     config.addinivalue_line("markers", "long: takes minutes or many gigabytes; runs with BCP_LONG=1")
 
