@@ -24,8 +24,8 @@ from support.saves import (
     save_when_told,
 )
 
-from bytecheckpoint import _C
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, SaveFailedError, StorageError
+from bytecheckpoint.native import _C
 from faults.strace import traced
 
 OLD, NEW, NEXT = 1, 2, 3
