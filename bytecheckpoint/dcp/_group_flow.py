@@ -38,20 +38,20 @@ class _GroupWrapper(SafeWrapper):
     def get_world_size(self) -> int:
         return super().get_world_size() if self._own is None else self._own.size()
 
-    def gather_object(self, object: Any) -> Any:
+    def _gather(self, sent: Any) -> Any:
         if self._own is None:
-            return super().gather_object(object)
-        return collectives.gather(self._own, self._sent(object), self.coordinator_rank)
+            return super()._gather(sent)
+        return collectives.gather(self._own, sent, self.coordinator_rank)
 
     def all_gather_object(self, object: Any) -> Any:
         if self._own is None:
             return super().all_gather_object(object)
         return collectives.all_gather(self._own, self._sent(object))
 
-    def scatter_object(self, object_list: Any) -> Any:
+    def _scatter(self, sent: Any) -> Any:
         if self._own is None:
-            return super().scatter_object(object_list)
-        return collectives.scatter(self._own, self._all_sent(object_list), self.coordinator_rank)
+            return super()._scatter(sent)
+        return collectives.scatter(self._own, sent, self.coordinator_rank)
 
     def broadcast_object(self, object: Any) -> Any:
         if self._own is None:

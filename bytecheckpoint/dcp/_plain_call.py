@@ -8,14 +8,18 @@ changes: this call alone has another planner.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
+import os
 import sys
+import typing
 from collections.abc import Callable
-from functools import partial
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
-from torch.distributed.checkpoint import default_planner, planner_helpers
+import torch
+from torch.distributed.checkpoint import default_planner
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 from bytecheckpoint.config import Config
@@ -33,14 +37,13 @@ class _AsImported:
     Args:
         of: The class.
         options: Attributes that its constructor sets from arguments of the same name, and ours as well.
-        ignored: Another argument of it, which changes no result.
     """
 
-    def __init__(self, of: type, options: tuple[str, ...], ignored: str = "") -> None:
-        self._of, self._options, self._ignored = of, options, _attributes_of(of, ignored)
-        holders: tuple[type | ModuleType, ...] = (*of.__mro__[:-1], default_planner, planner_helpers)
-        self._found = [(holder, _functions(holder)) for holder in holders]
-        self._foreign = next((name for _, found in self._found for name, f in found.items() if not _is_of_torch(f)), "")
+    def __init__(self, of: type, options: tuple[str, ...]) -> None:
+        self._of, self._options = of, options
+        self._found = [(holder, _members(holder)) for holder in (*of.__mro__[:-1], *_modules_behind(default_planner))]
+        foreign = (name for _, found in self._found for name, value in found.items() if not _may_be_of_dcp(value))
+        self._foreign = next(foreign, "")
 
     def why_touched(self, planner: object) -> str:
         """Returns how ``planner`` differs from a new planner of DCP; empty if it does not, but for its options."""
@@ -49,13 +52,13 @@ class _AsImported:
         if self._foreign:
             return f"{self._foreign} of DCP was replaced before this package was imported"
         for holder, found in self._found:
-            now = _functions(holder)
-            if now != found:
-                names = (name for name in {**found, **now} if now.get(name) is not found.get(name))
-                return f"{next(names)} of DCP was replaced"
+            now = _members(holder)
+            for name in found.keys() | now.keys():
+                if now.get(name, self) is not found.get(name, self):
+                    return f"{name} of DCP was replaced"
         new, has = vars(self._of()), vars(planner)
-        free = (*self._options, *self._ignored)
-        changed = [name for name in {**new, **has} if name not in free and new.get(name, self) != has.get(name, self)]
+        names = [name for name in {**new, **has} if name not in self._options]
+        changed = [name for name in names if name not in new or name not in has or not _equal(new[name], has[name])]
         changed += [name for name in self._options if type(has.get(name)) is not bool]
         return f"its attribute {changed[0]} was set" if changed else ""
 
@@ -63,25 +66,39 @@ class _AsImported:
         return {name: getattr(planner, name) for name in self._options}
 
 
-def _attributes_of(of: type, argument: str) -> tuple[str, ...]:
-    """Returns the attributes that the constructor of a class sets from an argument that is a bool."""
-    if argument not in inspect.signature(of).parameters:
-        return ()
-    one, other = vars(of(**{argument: False})), vars(of(**{argument: True}))
-    return tuple(name for name in one if one[name] != other.get(name))
+def _modules_behind(module: ModuleType) -> list[ModuleType]:
+    """Returns a module of DCP and those whose functions it has imported, and so on."""
+    modules = [module]
+    for each in modules:  # grows meanwhile
+        for value in vars(each).values():
+            name = value.__module__ if isinstance(value, FunctionType) else ""
+            if name.startswith("torch.distributed.checkpoint.") and sys.modules[name] not in modules:
+                modules.append(sys.modules[name])
+    return modules
 
 
-def _functions(holder: type | ModuleType) -> dict[str, Any]:
-    return {name: value for name, value in vars(holder).items() if isinstance(value, FunctionType)}
+def _members(holder: type | ModuleType) -> dict[str, Any]:
+    """Returns what a caller would find there and call."""
+    return {name: value for name, value in vars(holder).items() if callable(value) and not name.startswith("__")}
 
 
-def _is_of_torch(function: FunctionType) -> bool:
-    package = (function.__module__ or "").partition(".")[0]
-    return package == "torch" or package in sys.stdlib_module_names
+def _may_be_of_dcp(value: Any) -> bool:
+    """Whether DCP may have put a callable there: not a mock, a partial, or a function of code outside torch."""
+    if isinstance(value, type) or type(value).__module__ in ("builtins", "types", "typing", "typing_extensions"):
+        return not isinstance(value, FunctionType) or value.__code__.co_filename.startswith(_OF_TORCH)
+    return type(value) is type(functools.lru_cache(_members))
 
 
+def _equal(new: object, has: object) -> bool:
+    """Whether an attribute has the value that a new planner has there. It asks no object for its opinion."""
+    return has is new or (type(has) is type(new) and type(new) in _PLAIN and has == new)
+
+
+# A function of the standard library that DCP has imported, or decorated one of its own with.
+_OF_TORCH = (os.path.dirname(torch.__file__) + os.sep, typing.__file__, contextlib.__file__, functools.__file__)  # noqa: PTH120
+_PLAIN = (bool, int, str, dict)
 _FLATTEN = ("flatten_state_dict", "flatten_sharded_tensors")
-_OF_SAVE = _AsImported(DefaultSavePlanner, (*_FLATTEN, "dedup_save_to_lowest_rank"), "enable_plan_caching")
+_OF_SAVE = _AsImported(DefaultSavePlanner, (*_FLATTEN, "dedup_save_to_lowest_rank"))
 _OF_LOAD = _AsImported(DefaultLoadPlanner, (*_FLATTEN, "allow_partial_load"))
 
 
@@ -96,7 +113,9 @@ def plan_save(writer: object, variables: dict[str, Any], config: Config) -> str:
     Returns:
         Why the save keeps the planner that it has; empty if it has one of ours.
     """
-    return _plan(writer, "storage_writer", variables, config, _OF_SAVE, partial(BcpSavePlanner, config=config))
+    return _plan(
+        writer, "storage_writer", variables, config, _OF_SAVE, functools.partial(BcpSavePlanner, config=config)
+    )
 
 
 def plan_load(reader: object, variables: dict[str, Any], config: Config) -> str:

@@ -38,6 +38,7 @@ from bytecheckpoint.dcp.load_planner import is_meant_to_fill
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
 from bytecheckpoint.dcp.stateful import speed_up_dcp
+from bytecheckpoint.dcp.whole_plans import note_looks
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, sendable
 from bytecheckpoint.native import _C, _core
 from bytecheckpoint.object_store.client import StoreClient
@@ -270,7 +271,10 @@ class BcpReader(StorageReader):
         to_read = plan_to_read(checkpoint, plan)
         # The ring's pages are touched in the background while the ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
-        if isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan"):
+        stays = (
+            isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan")
+        )
+        if stays:
             plan.items.stay()
         self._phases.end("plan_s")
         # Ranks that saved without collectives made one save each, so their ids differ. Either all ranks of a load read
@@ -288,7 +292,9 @@ class BcpReader(StorageReader):
             comes=not is_alone and _hooks.are_own(self, "read_data") and self._call.all_ranks_read(self),
             num_bytes=to_read.num_bytes,
         )
-        return dataclasses.replace(plan, storage_data=intent)
+        plan = dataclasses.replace(plan, storage_data=intent)
+        note_looks(plan, self._is_coordinator and not stays)
+        return plan
 
     @noting_failure
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:

@@ -3,6 +3,8 @@
 
 DCP pickles the exception of a hook as it is. One that cannot be pickled ends the exchange on its rank alone, one that
 cannot be unpickled ends it on the receiver alone, and the other ranks wait for them.
+
+Plans are exchanged again, with all their items, if the coordinator lacks some: see ``whole_plans``.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from traceback import StackSummary
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 
 from bytecheckpoint.compat.private_names import Absent
+from bytecheckpoint.dcp.whole_plans import SEND_WHOLE, are_lacking, note_answers, whole
 from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.probes.probe import find
 
@@ -25,22 +29,40 @@ IS_FOUND = DistWrapper is not Absent
 
 
 class SafeWrapper(DistWrapper):  # type: ignore[misc]
-    """DCP's exchanges. It has no state of its own, so an object of DCP's class can become one of this class."""
+    """DCP's exchanges. It begins without state of its own, so an object of DCP's class can become one of this class."""
 
     def gather_object(self, object: Any) -> Any:
-        return super().gather_object(self._sent(object))
+        if isinstance(object, SavePlan | LoadPlan):
+            note_answers(object)
+            self._plan = object
+        gathered = self._gather(self._sent(object))
+        if are_lacking(gathered or ()):
+            self._scatter([SEND_WHOLE] * len(gathered))
+            gathered = self._gather(self._sent(whole(object)))
+        return gathered
 
     def all_gather_object(self, object: Any) -> Any:
         return super().all_gather_object(self._sent(object))
 
     def scatter_object(self, object_list: Any) -> Any:
-        return super().scatter_object(self._all_sent(object_list))
+        result = self._scatter(self._all_sent(object_list))
+        own = vars(self).pop("_plan", None)
+        if isinstance(result, str) and result == SEND_WHOLE:  # on all ranks but the coordinator
+            self._gather(self._sent(whole(own)))
+            result = self._scatter(None)
+        return result
 
     def broadcast_object(self, object: Any) -> Any:
         sent = self._sent(object)
         received = super().broadcast_object(sent)
         # torch leaves on the sender what it sends.
         return pickle.loads(pickle.dumps(sent)) if received is sent is not object else received
+
+    def _gather(self, sent: Any) -> Any:
+        return super().gather_object(sent)
+
+    def _scatter(self, sent: Any) -> Any:
+        return super().scatter_object(sent)
 
     def _sent(self, value: Any) -> Any:
         return _readable(value) if self.use_dist else value

@@ -24,6 +24,7 @@ from bytecheckpoint.dcp._gaps import gaps_of_save
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
+from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.native import _C
 from bytecheckpoint.planning.assignment import DeferredAssignment, RankAssignment, assign, assign_later
 from bytecheckpoint.planning.copies import copies_of, judge, seed_of
@@ -279,6 +280,12 @@ class BcpSavePlanner(DefaultSavePlanner):
         return _compat.narrow(whole, begins, part.sizes)
 
     def _plan_by_dcp(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        for rank, plan in enumerate(all_plans):
+            if not getattr(plan, "usable", True):
+                raise InvalidPlanError(
+                    f"rank {rank} has sent no plan, because its planner keeps plans (enable_plan_caching) and takes it "
+                    "that the coordinator's does, too. Use the same planner class and options on all ranks"
+                )
         plans, metadata = super().create_global_plan(all_plans)
         _C.check_coverage(metadata.state_dict_metadata, self._gaps())
         return plans, metadata

@@ -47,12 +47,13 @@ from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, assemble, complete_metadata
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.dcp.stateful import speed_up_dcp
+from bytecheckpoint.dcp.whole_plans import send_little
 from bytecheckpoint.errors import CheckpointError, ConfigError, SaveCancelledError
 from bytecheckpoint.native import _C
 from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.observability.observers import note_call
 from bytecheckpoint.planning.assignment import plan_to_write
-from bytecheckpoint.planning.inventory import bytes_of, may_send_digest
+from bytecheckpoint.planning.inventory import bytes_of
 from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
@@ -280,8 +281,7 @@ class BcpWriter(StorageWriter):
         refuse_unsafe(plan, self.config, session.context.planner)
         # The ring's pages are touched in the background while the ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, bytes_of(plan.items))
-        if _hooks.are_own(self, "prepare_global_plan"):
-            may_send_digest(plan.items, session.context.peers)
+        send_little(plan, session.context.peers, looks=not _hooks.are_own(self, "prepare_global_plan"))
         session.phases.end("plan_s")
         return plan
 

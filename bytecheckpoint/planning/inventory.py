@@ -17,7 +17,15 @@ from bytecheckpoint.planning.plan_cache import digest_of, plan_cache
 from bytecheckpoint.planning.plan_items import PickledSource, source_of
 from bytecheckpoint.planning.shared_item import WritePart
 
-__all__ = ["LazyPaths", "LocalInventory", "RemoteInventory", "bytes_of", "may_send_digest", "refuse_digests"]
+__all__ = [
+    "LazyPaths",
+    "LocalInventory",
+    "RemoteInventory",
+    "bytes_of",
+    "may_look",
+    "may_send_digest",
+    "refuse_digests",
+]
 
 
 # Advice for errors where some ranks rely on an exchange of plans in which other ranks cannot take part.
@@ -38,6 +46,7 @@ class LocalInventory(PickledSource):
             ``part_of`` gives.
         known_hashes: For each of these, hashes of the copies that were found equal then.
         has_checksums: Whether the message has anything that depends on values.
+        sees_no_others: Whether no hook of the planner looks at the plans of other ranks.
         peers: The ranks with which this one can exchange plans after DCP has gathered them; None if it cannot.
         sends_blob: Whether the coordinator gets the message; otherwise it gets only the digest, and the hashes.
         num_bytes_sent: Bytes sent to DCP and to other ranks, without what DCP wraps around them.
@@ -69,6 +78,7 @@ class LocalInventory(PickledSource):
         self.sends_blob = True
         self.num_bytes_sent = 0
         self.home = home_of(self)
+        self.sees_no_others = tree_threshold is not None
         self._tree_threshold = tree_threshold
 
     def may_send_digest(self, peers: Peers | None) -> None:
@@ -89,6 +99,9 @@ class LocalInventory(PickledSource):
     @property
     def can_exchange(self) -> bool:
         return self.peers is not None
+
+    def send_whole(self) -> None:
+        self.sends_blob = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         message = self.message if self.sends_blob else None
@@ -121,6 +134,10 @@ class RemoteInventory(PickledSource):
 
     def items(self) -> list[WriteItem]:
         return _C.items_of_blob(self.any_message(), None, WritePart)
+
+    @property
+    def is_away(self) -> bool:
+        return self.message is None and plan_cache().blob(self.digest) is None
 
     @functools.cached_property
     def mappings(self) -> dict[str, Any]:
@@ -180,6 +197,12 @@ def may_send_digest(items: Any, peers: Peers | None) -> None:
     source = source_of(items)
     if isinstance(source, LocalInventory):
         source.may_send_digest(peers)
+
+
+def may_look(items: Any) -> bool:
+    """Returns whether, with the planner that made this local plan, hooks may look at items of other ranks."""
+    source = source_of(items)
+    return not (isinstance(source, LocalInventory) and source.sees_no_others)
 
 
 def bytes_of(items: Any) -> int:

@@ -52,7 +52,18 @@ class LoadKeys(NamedTuple):
 
 
 class PickledSource:
-    """Base class of sources that are pickled in place of their items."""
+    """Base class of sources that are pickled in place of their items.
+
+    Attributes:
+        is_away: Whether this process lacks what the items are built from.
+    """
+
+    @property
+    def is_away(self) -> bool:
+        return False
+
+    def send_whole(self) -> None:
+        """Makes pickling send all that the items are built from."""
 
 
 class PlanItems(MutableSequence[_Item]):
@@ -77,6 +88,19 @@ class PlanItems(MutableSequence[_Item]):
         """
         if self._source is not None:
             self._home = home_of(self)
+
+    def send_whole(self) -> None:
+        """Makes pickling send all that the items are built from, whatever was asked before."""
+        self._home = None
+        if isinstance(self._source, PickledSource):
+            self._source.send_whole()
+        else:
+            self._built()  # what cannot be built is to fail here, where an exception can be sent
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the items cannot be built in this process."""
+        return isinstance(self._source, PickledSource) and self._source.is_away
 
     def _built(self) -> list[_Item]:
         if self._source is not None:
@@ -130,6 +154,8 @@ class PlanItems(MutableSequence[_Item]):
 
 class _Elsewhere:
     """Stands for items that stayed in another process."""
+
+    is_away = True
 
     def __init__(self, home: Home, num_items: int) -> None:
         self._arguments = (home, num_items)

@@ -79,7 +79,8 @@ TEST_CASE("sweep: a save that has committed takes no right away, and deletes not
   CHECK(dir.names() == std::vector<std::string>{".metadata", file});
 }
 
-TEST_CASE("sweep: deletes nothing while a commit mark that is listed cannot be found, as a server may say of one that is") {
+TEST_CASE(
+    "sweep: deletes nothing while a commit mark that is listed cannot be found, as a server may say of one that is") {
   for (const std::string& mark : {std::string(".metadata"), std::string("__3.metadata")}) {
     const TempDir dir;
     test::write_all(dir / kDead, "x");

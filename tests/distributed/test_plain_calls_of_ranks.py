@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,88 @@ def save_with_one_behind_a_new_coordinator(path: Path) -> None:
     if dist.get_rank() == 0:
         plan_cache().clear()
     planner = Touched() if dist.get_rank() == 2 else None
-    with pytest.raises(CheckpointException, match=r"sent only the digest of its plan.*planning='as given'.*save again"):
-        dcp.save(state(3.0), storage_writer=BcpWriter(path), planner=planner)
-    check(path, 1.0)
     dcp.save(state(3.0), storage_writer=BcpWriter(path), planner=planner)
     check(path, 3.0)
 
 
-def test_if_plans_are_not_to_be_had_the_save_fails_and_the_next_one_does_not(tmp_path: Path) -> None:
+def test_the_coordinator_asks_for_plans_that_it_does_not_have(tmp_path: Path) -> None:
     run_ranks(NUM_RANKS, save_with_one_behind_a_new_coordinator, tmp_path)
+
+
+def save_with_one_through_the_tree(path: Path, who: int) -> list[str]:
+    """With so many ranks that plans go through a tree, the coordinator at first gets digests only."""
+    reasons = []
+    for value in (1.0, 2.0, 3.0):
+        given = Touched() if dist.get_rank() == who else None
+        writer = BcpWriter(path, config=Config(tree_topo_threshold=1))
+        dcp.save(state(value), storage_writer=writer, planner=None if value == 1.0 else given)
+        check(path, value)
+        assert writer.last_report is not None
+        reasons.append(writer.last_report.plan.as_given)
+    return reasons
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_also_where_plans_go_through_a_tree(tmp_path: Path, who: int) -> None:
+    reasons = run_ranks(NUM_RANKS, save_with_one_through_the_tree, tmp_path, who)
+    assert all(of_rank[0] == "" and all(of_rank[1:]) for of_rank in reasons)
+
+
+def save_after_another_plan(path: Path) -> None:
+    """What the ranks hold changes, so they exchange plans among themselves, which the coordinator does not see."""
+    for step in range(3):
+        held = {**state(1.0), **({f"new {step}": torch.ones(2)} if dist.get_rank() == 0 else {})}
+        dcp.save(held, storage_writer=BcpWriter(path))
+        dcp.save(held, storage_writer=BcpWriter(path), planner=Touched() if dist.get_rank() == 1 else None)
+        check(path, 1.0)
+
+
+def test_also_after_a_plan_that_the_ranks_exchanged(tmp_path: Path) -> None:
+    run_ranks(NUM_RANKS, save_after_another_plan, tmp_path)
+
+
+class Looks(DefaultLoadPlanner):
+    """Looks at the items of all ranks."""
+
+    def create_global_plan(self, plans: Any) -> Any:
+        assert all(item.dest_index.fqn for plan in plans for item in plan.items)
+        assert all(plan.items for plan in plans)
+        return super().create_global_plan(plans)
+
+
+def load_with_one_that_looks(path: Path, who: int) -> None:
+    dcp.save(state(1.0), storage_writer=BcpWriter(path))
+    for _ in range(2):
+        check(path, 1.0, Looks() if dist.get_rank() == who else None)
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_coordinator_that_looks_at_the_items_of_a_load_gets_them(tmp_path: Path, who: int) -> None:
+    run_ranks(NUM_RANKS, load_with_one_that_looks, tmp_path, who)
+
+
+class Caching(DefaultSavePlanner):
+    """A planner of somebody else, which keeps plans."""
+
+    def __init__(self) -> None:
+        super().__init__(enable_plan_caching=True)
+
+
+def save_with_one_that_keeps_plans(folder: Path, all_keep: bool) -> None:
+    keeps = DefaultSavePlanner(enable_plan_caching=True) if all_keep else None
+    for step in range(3):
+        path = folder / str(step)
+        planner = Caching() if dist.get_rank() == 1 else keeps
+        save_it = partial(dcp.save, state(float(step)), storage_writer=BcpWriter(path), planner=planner)
+        if all_keep or step == 0:
+            save_it()
+            check(path, float(step))
+        else:
+            with pytest.raises(CheckpointException, match="rank 1 has sent no plan"):
+                save_it()
+
+
+@pytest.mark.parametrize("all_keep", [True, False])
+def test_a_rank_that_keeps_plans_loses_nothing(tmp_path: Path, all_keep: bool) -> None:
+    """DCP's planner with ``enable_plan_caching`` sends no plan if nothing has changed: the coordinator must keep it."""
+    run_ranks(NUM_RANKS, save_with_one_that_keeps_plans, tmp_path, all_keep)

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import default_planner, planner_helpers
+from support.ending_ranks import Ended, EndingRanks, run_script
+from torch.distributed.checkpoint import _nested_dict, default_planner, planner_helpers, utils
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
@@ -71,7 +73,6 @@ def stored(path: Path) -> tuple[Any, Any, list[bytes]]:
         lambda: None,
         DefaultSavePlanner,
         lambda: DefaultSavePlanner(True, False),
-        lambda: DefaultSavePlanner(enable_plan_caching=True),
     ],
 )
 def test_the_save_is_that_of_our_planner(tmp_path: Path, given: Callable[[], Any]) -> None:
@@ -119,6 +120,21 @@ class OfLoad(DefaultLoadPlanner):
     """A subclass that changes nothing."""
 
 
+class SaysEqual:
+    """A hook that claims to equal everything, as ``mock.ANY`` does."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, theirs: Any) -> None:
+        self._theirs = theirs
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __call__(self, *args: Any) -> Any:
+        return self._theirs(*args)
+
+
 def with_attribute(planner: Any, name: str, value: Any) -> Any:
     setattr(planner, name, value)
     return planner
@@ -134,11 +150,22 @@ TOUCHED_SAVES: dict[str, tuple[Callable[[], Any], str]] = {
     "value": (lambda: with_attribute(DefaultSavePlanner(), "mappings", {"a": 1}), "its attribute mappings was set"),
     "option": (lambda: with_attribute(DefaultSavePlanner(), "flatten_state_dict", 1), "flatten_state_dict was set"),
     "hook": (lambda: hook_of(DefaultSavePlanner(), "resolve_data"), "its attribute resolve_data was set"),
+    "caching": (lambda: DefaultSavePlanner(enable_plan_caching=True), "its attribute _enable_plan_caching was set"),
+    "array": (lambda: with_attribute(DefaultSavePlanner(), "mine", np.ones(3)), "its attribute mine was set"),
+    "array in place": (
+        lambda: with_attribute(DefaultSavePlanner(), "mappings", {"a": np.ones(3)}),
+        "its attribute mappings was set",
+    ),
+    "hook that says it is equal": (
+        lambda: with_attribute(given := DefaultSavePlanner(), "resolve_data", SaysEqual(given.resolve_data)),
+        "its attribute resolve_data was set",
+    ),
 }
 TOUCHED_LOADS: dict[str, tuple[Callable[[], Any], str]] = {
     "subclass": (OfLoad, "planner: it is a OfLoad"),
     "attribute": (lambda: with_attribute(DefaultLoadPlanner(), "mine", 1), "planner: its attribute mine was set"),
     "hook": (lambda: hook_of(DefaultLoadPlanner(), "resolve_tensor"), "its attribute resolve_tensor was set"),
+    "array": (lambda: with_attribute(DefaultLoadPlanner(), "mine", np.ones(3)), "its attribute mine was set"),
 }
 
 
@@ -165,6 +192,8 @@ def test_a_planner_that_somebody_touched_plans_its_load(tmp_path: Path, given: C
         (default_planner, "create_default_local_save_plan"),
         (default_planner, "flatten_state_dict"),
         (planner_helpers, "_create_write_items"),
+        (_nested_dict, "traverse_state_dict"),
+        (utils, "find_tensor_shard"),
     ],
 )
 def test_whoever_replaces_a_function_of_dcp_gets_it(
@@ -181,7 +210,45 @@ def test_whoever_replaces_a_function_of_dcp_gets_it(
     report = save(tmp_path).last_report
     assert report is not None
     assert report.plan.as_given == f"planner: {name} of DCP was replaced"
-    assert called or holder is planner_helpers  # which default_planner has imported its own name of
+    if holder not in (planner_helpers, utils):  # whose functions DCP's other modules have imported, or do not need here
+        assert called
+
+
+REPLACED_EARLY = """
+import functools, unittest.mock, sys
+import torch, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import default_planner
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+how, path = sys.argv[1:]
+called = []
+def noted(theirs, *args, **kwargs):
+    called.append(theirs)
+    return theirs(*args, **kwargs)
+of_module, of_class = default_planner.create_default_local_save_plan, DefaultSavePlanner.resolve_data
+instead = {
+    "wraps": functools.wraps(of_module)(lambda *a, **k: noted(of_module, *a, **k)),
+    "partial": functools.partial(noted, of_module),
+    "mock": unittest.mock.MagicMock(side_effect=functools.partial(noted, of_module)),
+}
+default_planner.create_default_local_save_plan = instead.get(how, of_module)
+if how == "method":
+    DefaultSavePlanner.resolve_data = functools.wraps(of_class)(lambda *a, **k: noted(of_class, *a, **k))
+from bytecheckpoint import BcpWriter
+writer = BcpWriter(path)
+dcp.save({"a": torch.ones(3)}, storage_writer=writer, no_dist=True)
+assert "replaced before this package was imported" in writer.last_report.plan.as_given, writer.last_report.plan
+assert called
+"""
+
+
+@pytest.mark.parametrize("how", ["wraps", "partial", "mock", "method"])
+def test_a_function_that_was_replaced_before_our_import_is_called(
+    tmp_path: Path, ending_ranks: EndingRanks, how: str
+) -> None:
+    script = "import sys\n[sys.modules.pop(name) for name in [*sys.modules] if name.startswith('bytecheckpoint.dcp')]\n"
+    (ended,) = ending_ranks.run(1, run_script, script + REPLACED_EARLY, how, tmp_path)
+    assert ended == Ended(0, ended.said)
+    assert "Error" not in ended.said
 
 
 def test_the_setting_leaves_the_planner(tmp_path: Path) -> None:
