@@ -23,7 +23,7 @@ __all__ = ["SEND_WHOLE", "are_lacking", "note_answers", "note_looks", "send_litt
 # What the coordinator sends in place of a result, to ask for whole plans.
 SEND_WHOLE = "bytecheckpoint: send whole plans"
 
-_ANSWERS, _LOOKS = "_bytecheckpoint_answers", "_bytecheckpoint_looks"
+_ANSWERS, _LOOKS = "bytecheckpoint_answers", "bytecheckpoint_looks"
 
 
 def note_looks(plan: Any, looks: bool) -> None:
