@@ -30,7 +30,7 @@ ifndef IN_A_COPY
 demo: $(VENV)/.built  ## train, save, reshard, resume, and compare with stock DCP
 	$(BIN)/python demo/train_and_resume.py
 
-test: $(VENV)/.built $(VENV)/.test build/objects/.testing $(VENV)/.older_torchtitan build/failpoints/.built  ## all tests
+test: $(VENV)/.built $(VENV)/.test build/objects/.testing build/failpoints/.built  ## all tests
 	bash tests/system_packages.sh
 	MAX_JOBS=$(JOBS) $(PYTEST) $(PYTEST_ARGS)
 
@@ -39,9 +39,9 @@ test: $(VENV)/.built $(VENV)/.test build/objects/.testing $(VENV)/.older_torchti
 ground: $(VENV)/.built $(VENV)/.test build/objects/.testing build/failpoints/.built  ## shared file systems, stores and four machines, up to 45 minutes; to build/ground.json
 	BCP_GROUND=1 $(BIN)/python -m pytest tests/ground tests/ground_stores tests/machines $(PYTEST_ARGS)
 
-environment: $(VENV)/.test $(VENV)/.older_torchtitan  ## the virtual environment of the tests, without the package
+environment: $(VENV)/.test  ## the virtual environment of the tests, without the package
 
-test_compat: $(VENV)/.built $(VENV)/.test $(VENV)/.older_torchtitan
+test_compat: $(VENV)/.built $(VENV)/.test
 	$(PYTEST) $(if $(SHORT),$(COMPAT_SHORT),$(COMPAT_TESTS)) $(PYTEST_ARGS)
 
 bench: $(VENV)/.built $(VENV)/.bench build/objects/.testing  ## compare with other libraries, several minutes; BENCH_ARGS for compare.py
@@ -147,14 +147,6 @@ $(VENV)/.test $(VENV)/.bench $(VENV)/.docs $(VENV)/.wheel $(VENV)/.optimizers: $
 	$(PIP_INSTALL) "$(TORCH)" $$($(call packages_of,$(GROUPS_$*)))
 	touch $@
 
-# Releases that one environment cannot have beside the newest, for the tests of their adapter.
-$(VENV)/.older_torchtitan: $(DEPENDENCIES)
-	for version in 0.1.0 0.2.2; do \
-	  $(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/torchtitan-$$version \
-	    torchtitan==$$version || exit 1; \
-	done
-	touch $@
-
 $(VENV)/.built: $(DEPENDENCIES) setup.py $(SOURCES)
 	MAX_JOBS=$(JOBS) $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
 	touch $@
@@ -165,9 +157,8 @@ build/objects/.testing: $(VENV)/.built
 	  (tail -30 build/testing.log; false)
 	touch $@
 
-# The same package with failpoints in it, for the crash tests alone; without checksums, for benchmarks/checks.py; and
-# with sanitizers, for sanitize-python.
-build/failpoints/.built build/nochecks/.built build/asan/.built: build/%/.built: $(VENV)/.built $(shell find bytecheckpoint -name '*.py')
+# The same package with failpoints in it, for the crash tests alone; and with sanitizers, for sanitize-python.
+build/failpoints/.built build/asan/.built: build/%/.built: $(VENV)/.built $(shell find bytecheckpoint -name '*.py')
 	mkdir -p build
 	MAX_JOBS=$(JOBS) BCP_BUILD_VARIANT=$* $(BIN)/python setup.py -q build --build-lib build/$*/lib \
 	  > build/$*.log 2>&1 || (tail -30 build/$*.log; false)

@@ -97,7 +97,6 @@ TORCH_TENSOR = "csrc/bridge/torch_tensor.cpp"  # the only one that sees torch
 VARIANTS = {
     "": None,
     "failpoints": "BCP_FAILPOINTS",  # for the crash tests alone; the installed package has none
-    "nochecks": "BCP_WITHOUT_CHECKS",  # writes what nobody can load: benchmarks/checks.py measures against it
     "asan": None,  # all of it under AddressSanitizer and UBSan, bindings too: `make sanitize-python`
     "testing": None,  # the module for tests and benchmarks alone, from the objects of the ordinary build
 }

@@ -1,67 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the cost of checksums: saves with and without them, loads with and without verification, interleaved.
+"""Measures what checking costs a load: with and without verification (Config(verify=False)), interleaved.
 
-A load without verification uses Config(verify=False). A save always computes checksums, so a save without them needs
-another build of the package (--without DIR), whose crc32 returns 0. To prove that it is such a build, the ordinary
-build must refuse what it wrote. Each build runs in a child process that lives through all rounds. Wall-clock seconds
-are what a user waits. Processor seconds are what checksums take from other work, and vary less.
+Wall-clock seconds are what a user waits. Processor seconds are what checksums take from other work, and vary less.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
-import sys
 import tempfile
-from dataclasses import dataclass
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import torch.distributed.checkpoint as dcp
 from measurement import machine
-from measurement.build_process import BuildProcess
 from measurement.conditions import Stopwatch, add_arguments, drop_page_cache
-from measurement.states import KINDS
+from measurement.states import KINDS, State, make_state
 from rich.console import Console
 from rich.table import Table
 
+import bytecheckpoint
+
 CLOCKS = ("wall_s", "cpu_s")
+LOADS = {"load": True, "load without": False}  # whether it verifies
 Figures = dict[str, dict[str, list[float]]]
 
 
-@dataclass(frozen=True)
-class Call:
-    """One of the compared calls."""
-
-    name: str
-    process: BuildProcess
-    action: str
-    path: Path
-    verify: bool = True
-
-
-def measure(calls: list[Call], stopwatch: Stopwatch, repetitions: int) -> Figures:
-    """Returns seconds by call and clock, one figure for each round."""
-    figures: Figures = {call.name: {clock: [] for clock in CLOCKS} for call in calls}
-    saves = [call for call in calls if call.action == "save"]
-    loads = [call for call in calls if call.action == "load"]
+def measure(state: State, path: Path, stopwatch: Stopwatch, repetitions: int) -> Figures:
+    """Returns seconds by load and clock, one figure for each round."""
+    dcp.save(state.tree, storage_writer=bytecheckpoint.BcpWriter(path), no_dist=True)
+    figures: Figures = {name: {clock: [] for clock in CLOCKS} for name in LOADS}
     for repetition in range(repetitions + 1):
-        for call in saves + loads:
-            call.process.prepare(call.action, call.path, call.verify)
+        # No contender should always get the disk in the state in which the same other one left it.
+        for name in sorted(LOADS, reverse=repetition % 2 == 1):
+            config = bytecheckpoint.Config(verify=LOADS[name])
+            state.blank()
+            drop_page_cache(path)
             with stopwatch.conditions():
-                seconds = call.process.go()
-            call.process.check()
-            drop_page_cache(call.path)
+                wall, cpu = time.perf_counter(), time.process_time()
+                dcp.load(state.tree, storage_reader=bytecheckpoint.BcpReader(path, config=config), no_dist=True)
+                seconds = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+            state.check()
             if repetition:
                 for clock in CLOCKS:
-                    figures[call.name][clock].append(seconds[clock])
-        if repetition == 0 and len(saves) > 1 and not loads[0].process.refuses(saves[1].path):
-            sys.exit("--without: this build takes checksums")
-        for path in {call.path for call in saves}:
-            shutil.rmtree(path)
-        saves.reverse()  # no contender should always get the disk in the state in which the same other one left it
-        loads.reverse()
+                    figures[name][clock].append(seconds[clock])
     return figures
 
 
@@ -71,12 +56,10 @@ def print_table(figures: Figures, title: str, console: Console) -> None:
     for column in ("", "wall, s", "cost", "processor, s", "cost"):
         table.add_column(column, justify="right" if column else "left")
     medians = {name: {clock: statistics.median(s[clock]) for clock in CLOCKS} for name, s in figures.items()}
+    without = medians["load without"]
     for name, seconds in medians.items():
-        without = medians.get(f"{name} without")
-        cells = []
-        for clock in CLOCKS:
-            cost = "" if without is None else f"{seconds[clock] / without[clock] - 1:+.1%}"
-            cells += [f"{seconds[clock]:.3f}", cost]
+        costs = [f"{seconds[clock] / without[clock] - 1:+.1%}" if name == "load" else "" for clock in CLOCKS]
+        cells = [cell for clock, cost in zip(CLOCKS, costs, strict=True) for cell in (f"{seconds[clock]:.3f}", cost)]
         table.add_row(name, *cells)
     console.print(table)
 
@@ -85,36 +68,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", nargs="?", choices=KINDS, default="large", help="kind of state; see compare.py --help")
     parser.add_argument("--gigabytes", type=float, help="size of the state, instead of the kind's own")
-    parser.add_argument("--without", type=Path, metavar="DIR", help="where a build is whose crc32 returns 0")
     add_arguments(parser)
     arguments = parser.parse_args()
     console = Console(highlight=False, width=100)
-
+    warnings.filterwarnings("ignore")
     with (
         tempfile.TemporaryDirectory(dir=arguments.dir, prefix="checks-") as folder,
         Stopwatch(arguments.warm_gib, arguments.idle_limit_s) as stopwatch,
     ):
-        root = Path(folder)
-        product = BuildProcess(None, arguments.kind, arguments.gigabytes)
-        calls = [
-            Call("save", product, "save", root / "with"),
-            Call("load", product, "load", root / "with"),
-            Call("load without", product, "load", root / "with", verify=False),
-        ]
-        if arguments.without:
-            other = BuildProcess(arguments.without, arguments.kind, arguments.gigabytes)
-            calls.insert(1, Call("save without", other, "save", root / "without"))
-        figures = measure(calls, stopwatch, arguments.repetitions)
-        for process in {id(call.process): call.process for call in calls}.values():
-            process.close()
-
+        state = make_state(arguments.kind, arguments.gigabytes)
+        figures = measure(state, Path(folder, "saved"), stopwatch, arguments.repetitions)
     facts = machine.facts(arguments.dir)
-    print_table(figures, f"{product.description}, {machine.summary(facts)}", console)
-    if not arguments.without:
-        console.print("the cost of a save was not measured: --without DIR has the build to compare with")
+    print_table(figures, f"{state.description}, {machine.summary(facts)}", console)
     if arguments.json:
         report: dict[str, Any] = {"command": machine.command("checks.py", arguments, parser), "machine": facts}
-        report |= {"versions": machine.versions(), "state": product.description, "seconds": figures}
+        report |= {"versions": machine.versions(), "state": state.description, "seconds": figures}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -25,6 +25,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from measurement import machine
 from measurement.conditions import Stopwatch, add_arguments, drop_page_cache, sync_directories, sync_files
+from measurement.raw_disk import Disk, has_direct_io
 from measurement.states import KINDS, make_state
 from rich.console import Console
 from rich.table import Table
@@ -33,7 +34,6 @@ from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from bytecheckpoint import load_state_dict, save_state_dict
-from bytecheckpoint.cli.raw_disk import Disk, has_direct_io
 from bytecheckpoint.convert import convert
 from bytecheckpoint.convert.conversion import Format
 

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from measurement import machine
 from measurement.conditions import Stopwatch, add_arguments
+from measurement.raw_disk import Disk, has_direct_io
 from rich.console import Console
 from rich.table import Table
-
-from bytecheckpoint.cli.raw_disk import Disk, has_direct_io
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:

@@ -22,10 +22,9 @@ from typing import Any
 
 from measurement import machine
 from measurement.conditions import drop_page_cache, wait_until_idle
+from measurement.raw_disk import Disk
 from rich.console import Console
 from rich.table import Table
-
-from bytecheckpoint.cli.raw_disk import Disk
 
 LAYOUTS = ("ddp", "hsdp", "fsdp")
 MODES = {

@@ -30,6 +30,7 @@ import torch.distributed.checkpoint as dcp
 from convert import read_and_write
 from measurement import machine
 from measurement.conditions import Stopwatch, add_arguments, drop_page_cache, sync_directories
+from measurement.raw_disk import Disk, has_direct_io
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
@@ -38,7 +39,6 @@ from torchtitan.components.checkpointer import ModelWrapper
 from torchtitan.models import llama3
 
 from bytecheckpoint import LoadSpec, save_state_dict
-from bytecheckpoint.cli.raw_disk import Disk, has_direct_io
 from bytecheckpoint.convert import convert
 from bytecheckpoint.transforms import Reshape, Transpose
 

@@ -22,12 +22,12 @@ from pathlib import Path
 import torch.distributed.checkpoint as dcp
 from measurement import machine
 from measurement.conditions import Stopwatch, add_arguments, drop_page_cache
+from measurement.raw_disk import Disk, has_direct_io
 from measurement.states import KINDS, make_state
 from rich.console import Console
 from rich.table import Table
 
 from bytecheckpoint import BcpWriter, verify
-from bytecheckpoint.cli.raw_disk import Disk, has_direct_io
 from bytecheckpoint.cli.verify import settings
 
 DISK = "disk, {} threads"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bytecheckpoint import _moved, _reference_names
+from bytecheckpoint import _reference_names
 
 if TYPE_CHECKING:
     from bytecheckpoint.checkpoint.digests import Digest, digest
@@ -168,12 +168,11 @@ _MODULES = (
 )
 
 
-_moved.install()
 _reference_names.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES or f"bytecheckpoint.{name}" in _moved.MOVED:
+    if name in _MODULES:
         return import_module(f"bytecheckpoint.{name}")
     if name not in _HOMES:
         replaced = _reference_names.replacement_of(f"bytecheckpoint.{name}")

@@ -17,8 +17,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
-from bytecheckpoint.cli.raw_disk import Disk, has_direct_io
 from measurement.conditions import sync_directories, sync_tree
+from measurement.raw_disk import Disk, has_direct_io
 from measurement.results import CEILING
 from measurement.states import State, copy_into
 from measurement.stock_dcp import stock_dcp

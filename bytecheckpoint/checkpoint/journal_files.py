@@ -26,7 +26,6 @@ from bytecheckpoint.checkpoint.step_names import DEFAULT_PATTERN, compile_patter
 from bytecheckpoint.object_store.names import is_mark
 
 __all__ = [
-    "DISK",
     "FOLDER",
     "append",
     "carried_bytes",
@@ -37,7 +36,6 @@ __all__ = [
 ]
 
 FOLDER = RECORDS
-DISK = "disk.json"
 _NAME = "journal.jsonl"
 _HALF = ".journal.new"
 _ROTATE_BYTES = 64 << 20
@@ -161,7 +159,7 @@ def _beneath(folder: Path, name: str) -> Iterator[Path]:
 def _carry(folder: Path, step: Path) -> None:
     """Moves the files of a journal from the folder of a checkpoint into another one."""
     with _beneath(folder, FOLDER) as source:
-        if not any(path.exists() for path in (*journal_paths(source), source / DISK)):
+        if not any(path.exists() for path in journal_paths(source)):
             return
         with suppress(FileExistsError):
             (step / FOLDER).mkdir()
@@ -171,7 +169,6 @@ def _carry(folder: Path, step: Path) -> None:
 
 def _carry_files(source: Path, into: Path) -> None:
     newest, *older = journal_paths(source)
-    measured = source / DISK
     target, *slots = journal_paths(into)
     with _locked(target) as file:
         if newest.exists():
@@ -194,8 +191,6 @@ def _carry_files(source: Path, into: Path) -> None:
             free = [slot for slot in slots if not slot.exists()]
             if path.exists() and free:
                 _move(path, free[0])
-    if measured.exists() and not (into / DISK).exists():
-        _move(measured, into / DISK)
 
 
 def _locked(path: Path) -> IO[bytes]:

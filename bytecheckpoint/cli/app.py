@@ -18,7 +18,7 @@ __all__ = ["bcp", "run"]
 
 # Each command is the object `command` in the module of its name.
 _COMMANDS = (
-    *("bench", "convert", "diff", "digest", "doctor", "du", "extract", "ls", "merge", "prune", "rename"),
+    *("convert", "diff", "digest", "doctor", "du", "extract", "ls", "merge", "prune", "rename"),
     *("report", "show", "steps", "sweep", "top", "verify", "why"),
 )
 

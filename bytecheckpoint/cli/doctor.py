@@ -20,7 +20,7 @@ from bytecheckpoint.native import extension
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.probes.of_olmo import OLMO_FEATURES
 from bytecheckpoint.probes.of_torch import TORCH_FEATURES
-from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_0_1, TORCHTITAN_0_2, TORCHTITAN_FEATURES
+from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_FEATURES
 from bytecheckpoint.probes.probe import TESTED, Feature, installed, is_newer_than_tested
 
 __all__ = ["command"]
@@ -126,7 +126,7 @@ def _features() -> Iterator[dict[str, Any]]:
     """Returns what works of each feature whose packages are installed."""
     features: list[Feature] = [*TORCH_FEATURES] if installed("torch") else []
     if features and find_spec("torchtitan") is not None:
-        features += _features_of_torchtitan()
+        features += TORCHTITAN_FEATURES
     if features and find_spec("olmo_core") is not None:
         features += OLMO_FEATURES
     for feature in features:
@@ -144,13 +144,6 @@ def _features() -> Iterator[dict[str, Any]]:
         refused = [probe for probe in faults if not probe.fallback]
         state = _BROKEN if refused else "note" if faults else "ok"
         yield {"name": feature.name, "state": state, "advice": feature.advice if refused else "", "probes": probes}
-
-
-def _features_of_torchtitan() -> tuple[Feature, ...]:
-    has_overrides = find_spec("torchtitan.config") is not None and find_spec("torchtitan.config.override") is not None
-    if has_overrides:
-        return TORCHTITAN_FEATURES
-    return (TORCHTITAN_0_1,) if not TORCHTITAN_0_1.faults() else (TORCHTITAN_0_2,)
 
 
 def _lines(

@@ -216,7 +216,6 @@ def _as_json(run: Run, found: Sequence[Sequence[Finding]]) -> dict[str, Any]:
     return {
         "run": str(run.path),
         "skipped": run.num_skipped,
-        "disk": cleaned(run.disk),
         "failures": [cleaned(record) for record in run.failures],
         "troubles": [
             json_value(trouble.finding.to_dict())

@@ -22,7 +22,6 @@ __all__ = [
     "is_any_thread_in",
     "is_called_by",
     "is_called_by_executor",
-    "is_in_greenlet",
     "line_of_caller",
     "outermost_call",
 ]
@@ -115,12 +114,6 @@ def is_called_by(module: str, function: str, depth: int) -> bool:
     """
     caller = sys._getframe(depth)
     return caller.f_code.co_name == function and caller.f_globals.get("__name__") == module
-
-
-def is_in_greenlet() -> bool:
-    """Returns whether a greenlet runs this code. While a greenlet has yielded, its frames are in no thread."""
-    greenlets = sys.modules.get("greenlet")
-    return greenlets is not None and greenlets.getcurrent().parent is not None
 
 
 def outermost_call(modules: tuple[str, ...]) -> Call | None:

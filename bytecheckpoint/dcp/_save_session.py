@@ -107,7 +107,7 @@ class SaveSession:
     def is_running(self) -> bool:
         """Returns whether DCP's call still runs; True also while a hook of this save runs another save."""
         call = self.context.call
-        return not self.is_over if self.context.in_greenlet else call is not None and call.is_running()
+        return call is not None and call.is_running()
 
     def end(self) -> None:
         """Ends the session and gives back the right to commit. A committed save stays. Any thread may call it."""
@@ -166,7 +166,7 @@ class SaveSession:
         Args:
             deadline_s: Seconds from now.
         """
-        call = None if self.context.in_greenlet else self.context.call
+        call = self.context.call
         # The thread refers to the session weakly: if nobody else holds it, the destructor of its commit ends the save.
         arguments = (weakref.ref(self), self._over, self.thread, call, time.monotonic() + deadline_s)
         watching = threading.Thread(target=_watch, args=arguments, name="bytecheckpoint-save", daemon=True)

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from bytecheckpoint.compat import private_names as _compat
-from bytecheckpoint.compat.frames import ExplicitCall, Running, find_call, is_in_greenlet
+from bytecheckpoint.compat.frames import ExplicitCall, Running, find_call
 from bytecheckpoint.dcp.safe_exchange import send_failures_safely
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.distributed.groups import monitor_of
@@ -53,8 +53,6 @@ class CallContext:
 
     Attributes:
         call: The call, which tells when it has ended; None if the call is not known.
-        in_greenlet: True if a greenlet runs the call and nobody says when it ends. Its frames do not tell that: while
-            the greenlet has yielded, no thread is in the call.
         size: Number of ranks; 0 if it is not known.
         staging: When the state of the save was staged; None if it was not, or is not known here.
         as_given: Why the call keeps the planner that it has, and was given none of ours; "" if it has one of ours, or
@@ -62,9 +60,8 @@ class CallContext:
         use_collectives: Whether the ranks of a save commit together; None in a load, and if it is not known.
     """
 
-    def __init__(self, call: Running | None = None, *, in_greenlet: bool = False) -> None:
+    def __init__(self, call: Running | None = None) -> None:
         self.call = call
-        self.in_greenlet = in_greenlet
         self.size = 0
         self.use_collectives: bool | None = None
         self.staging: StagingTime | None = None
@@ -111,7 +108,7 @@ class CallContext:
         if call is None:
             return cls()
         send_failures_safely(variables)
-        context = cls(call, in_greenlet=is_in_greenlet())
+        context = cls(call)
         context.as_given = plan(variables) if plan else ""
         context._fill(variables.get(storage), variables, knows_ranks=holds(EXCHANGE))
         return context

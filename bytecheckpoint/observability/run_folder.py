@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run folder tells about its saves and loads: the journals in it, and what the disk was measured to do."""
+"""What a run folder tells about its saves and loads: the journals in it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.checkpoint.journal_files import DISK, FOLDER, journal_folders, journal_paths
+from bytecheckpoint.checkpoint.journal_files import FOLDER, journal_folders, journal_paths
 from bytecheckpoint.observability.figures import text_of
 from bytecheckpoint.observability.journal import read_failures, read_journal
 
@@ -25,14 +24,12 @@ class Run:
         records: Records of saves and loads, oldest first.
         num_skipped: Number of lines that are torn, or no records.
         failures: Records of calls that failed, oldest first.
-        disk: What ``bcp bench disk`` measured there; None if it was not run.
     """
 
     path: Path
     records: tuple[dict[str, Any], ...]
     num_skipped: int = 0
     failures: tuple[dict[str, Any], ...] = ()
-    disk: Mapping[str, Any] | None = None
 
 
 def holds_steps(run: Path) -> bool:
@@ -86,22 +83,9 @@ def read_run(path: Path, *, last: int | None = None, since: int | None = None) -
     failures = [record for record in read_failures(path, last) if _has_time(record)]
     if since is not None:
         failures = [record for record in failures if isinstance(record.get("step"), int) and record["step"] >= since]
-    return Run(path, tuple(records if last is None else records[-last:]), num_skipped, tuple(failures), _disk(path))
+    return Run(path, tuple(records if last is None else records[-last:]), num_skipped, tuple(failures))
 
 
 def _has_time(record: Mapping[str, Any]) -> bool:
     at = record.get("at")
     return isinstance(at, int | float) and not isinstance(at, bool) and 0 <= at < 1e12
-
-
-def _disk(path: Path) -> Mapping[str, Any] | None:
-    """Returns the newest measurement of the disk of a run."""
-    found: list[tuple[float, dict[str, Any]]] = []
-    for folder in {path, path / FOLDER, *journal_folders(path)}:
-        try:
-            disk = json.loads((folder / DISK).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(disk, dict):
-            found.append((float(disk["at"]) if _has_time(disk) else 0.0, disk))
-    return max(found, key=lambda each: each[0])[1] if found else None

@@ -37,7 +37,7 @@ __all__ = [
 # version with which the tests were run.
 TESTED = {
     "torch": ("torch", "2.10", "2.15"),
-    "torchtitan": ("torchtitan", "0.1.0", "0.3.0"),
+    "torchtitan": ("torchtitan", "0.3.0", "0.3.0"),
     "olmo_core": ("ai2-olmo-core", "3.0", "3.0"),
 }
 

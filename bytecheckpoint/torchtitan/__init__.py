@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets torchtitan save and load its checkpoints through our engine.
 
-There are three ways to turn it on:
+There are two ways to turn it on:
 
 - On the command line, ``--override.imports bytecheckpoint.torchtitan.use``; or ``...use={"io_threads":2}`` with
   options, which are fields of ``bytecheckpoint.Config`` and ``initial_load_spec``.
 - In a recipe, ``config.checkpoint = BcpCheckpointManager.Config(enable=True, ...)`` or ``with_bytecheckpoint(config)``.
-- With torchtitan 0.2 or older, ``--experimental.custom_import bytecheckpoint.torchtitan.custom_import``.
+torchtitan before 0.3 has no overrides: call ``bytecheckpoint.register()`` before training.
 
 Importing this module registers ``use`` with torchtitan's overrides. It does nothing until it is asked for by name.
 """

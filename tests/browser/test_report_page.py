@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,8 @@ def test_a_reload_shows_the_same(one_report: Path, open_page: Callable[..., Any]
 def test_trends(one_report: Path, open_page: Callable[..., Any]) -> None:
     page = open_page(one_report)
     page.locator('#trend-choice [data-key="throughput"]').click()
-    assert "the disk writes 8.90 GB/s" in page.locator("#trend-chart .legend").text_content()
+    assert re.search(r"fastest save \d+\.\d\d GB/s", page.locator("#trend-chart .legend").text_content())
+    assert page.locator("#trend-note").inner_text() == "Dashed: the fastest save and load of the run."
     page.locator('#trend-choice [data-key="size"]').click()
     assert marks_in(page, "trend-chart") == 5
     page.locator('#trend-choice [data-key="seconds"]').click()
@@ -331,7 +333,7 @@ def test_records_without_something(tmp_path: Path, open_page: Callable[..., Any]
         record = simulate_save(job_of(4), 1, step=at, at=1e9 + at)
         del (record["ranks"] if missing == "phases" else record)[missing]
         records.append(record)
-    page = open_page(page_for(write_run(tmp_path / "run", records, disk=False), tmp_path / "report.html"))
+    page = open_page(page_for(write_run(tmp_path / "run", records), tmp_path / "report.html"))
     for step in range(len(records)):
         page.locator(f'#calls-table tr[data-index="{step}"]').click()
         assert page.locator("#chosen-title").inner_text().startswith(f"Save of step {step},")

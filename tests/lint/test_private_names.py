@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bytecheckpoint.probes.of_olmo import OLMO_FEATURES
 from bytecheckpoint.probes.of_torch import TORCH_FEATURES
-from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_0_1, TORCHTITAN_0_2, TORCHTITAN_FEATURES
+from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_FEATURES
 from bytecheckpoint.probes.probe import Feature
 
 PACKAGE = Path(__file__).parents[2] / "bytecheckpoint"
@@ -70,7 +70,7 @@ def foreign_names() -> dict[str, str]:
 def test_every_private_name_stands_in_a_probe() -> None:
     used = foreign_names()
     assert len(used) > 30, "the package is not where this test looks"
-    all_features = (*TORCH_FEATURES, *TORCHTITAN_FEATURES, TORCHTITAN_0_1, TORCHTITAN_0_2, *OLMO_FEATURES)
+    all_features = (*TORCH_FEATURES, *TORCHTITAN_FEATURES, *OLMO_FEATURES)
     missing = {name: place for name, place in used.items() if name not in declared(*all_features)}
     assert not missing, f"no probe says what these are for: {missing}"
 

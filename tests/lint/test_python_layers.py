@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = "bytecheckpoint"
 # From the bottom to the top. A module that stands in no folder is named itself.
 LAYERS = (
-    ("errors", "listing", "native", "_moved", "_reference_names"),
+    ("errors", "listing", "native", "_reference_names"),
     ("reference_variables",),
     ("config", "report"),
     ("load_spec",),
@@ -161,7 +161,7 @@ def test_private_modules_stay_in_their_folders() -> None:
         ("cli/a.py", "from bytecheckpoint.dcp._append import append_plan", True),
         ("registration.py", "def f():\n    import bytecheckpoint.dcp._hooks.Hooks", True),
         ("dcp/a.py", "from bytecheckpoint.dcp._append import append_plan", False),
-        ("dcp/a.py", "from bytecheckpoint._moved import name", False),
+        ("dcp/a.py", "from bytecheckpoint._reference_names import name", False),
     ],
 )
 def test_a_private_import_is_found(place: str, line: str, is_fault: bool) -> None:

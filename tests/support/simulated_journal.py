@@ -369,15 +369,11 @@ def _lanes(record: dict[str, Any], rank: int, start: float) -> list[dict[str, An
     return lanes
 
 
-def write_run(folder: Path, records: Iterable[dict[str, Any]], *, disk: bool = True) -> Path:
-    """Writes a run folder with a journal of these records, and what a disk was measured to do. Returns the folder."""
+def write_run(folder: Path, records: Iterable[dict[str, Any]]) -> Path:
+    """Writes a run folder with a journal of these records. Returns the folder."""
     (folder / ".bcp").mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
     (folder / ".bcp" / "journal.jsonl").write_text(lines)
-    if disk:
-        measured = {"format": 1, "at": 1764080000.0, "host": "node0", "write_gb_per_s": 8.9, "read_gb_per_s": 11.2}
-        measured |= {"fsync_s": 0.004, "both_gb_per_s": 9.8, "num_bytes": 1 << 30, "direct_io": True}
-        (folder / ".bcp" / "disk.json").write_text(json.dumps(measured))
     return folder
 
 

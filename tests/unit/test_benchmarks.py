@@ -31,6 +31,17 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
+def module_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a module of ``measurement``, which is no package that tests can import."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", SCRIPTS / "measurement" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
 def skip_without_direct_io(directory: Path) -> None:
     try:
         os.close(os.open(directory / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
@@ -69,12 +80,7 @@ def test_split_names_planner_and_engine(compared: Path) -> None:
 
 
 def test_results_are_read_back(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("benchmark_results", SCRIPTS / "measurement" / "results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    results = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, results)  # dataclasses look their module up
-    spec.loader.exec_module(results)
+    results = module_of("results", monkeypatch)
     comparison = results.Comparison.read(compared)
     for action in results.ACTIONS:
         assert comparison.ratio("dcp-2", "dcp-2", action) == 1.0
@@ -113,7 +119,7 @@ def test_memory(tmp_path: Path) -> None:
 def test_checks(tmp_path: Path) -> None:
     file = tmp_path / "checks.json"
     run("checks.py", *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
-    assert json.loads(file.read_text())["seconds"].keys() == {"save", "load", "load without"}
+    assert json.loads(file.read_text())["seconds"].keys() == {"load", "load without"}
 
 
 @pytest.mark.long
@@ -271,6 +277,22 @@ def test_observability(tmp_path: Path) -> None:
     figures = json.loads(file.read_text())["figures"]
     assert [(f["section"], f["ranks"]) for f in figures] == [(s, n) for s in ("findings", "page") for n in (4, 16)]
     assert all(0 < f["page_bytes"] < 5e6 for f in figures if f["section"] == "page")
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_the_disk_reads_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int) -> None:
+    """All of the file is written, and a shorter file is an error."""
+    skip_without_direct_io(tmp_path)
+    disk, file = module_of("raw_disk", monkeypatch).Disk(num_threads), tmp_path / "file"
+    disk.write(file, (20 << 20) + 1)
+    content = file.read_bytes()
+    assert len(content) == (20 << 20) + 4096
+    assert content[20 << 20 :] != bytes(4096)
+    disk.read(file, 20 << 20)
+    os.truncate(file, 10 << 20)
+    # Whichever thread meets the end first.
+    with pytest.raises(OSError, match=r"request at (8388608|16777216): wanted \d+ bytes, got (2097152|0)"):
+        disk.read(file, 20 << 20)
 
 
 def run_of(ours: list[float], disk: list[float]) -> dict[str, Any]:

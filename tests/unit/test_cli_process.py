@@ -31,11 +31,9 @@ sys.exit(code)
 def test_help_and_version() -> None:
     assert run("--version").output == f"bcp {bytecheckpoint.__version__}\n"
     listed = re.findall(r"^  (\w+)  ", run("--help").output.partition("Commands:")[2], re.MULTILINE)
-    commands = (
-        "bench convert diff digest doctor du extract ls merge prune rename report show steps sweep top verify why"
-    )
+    commands = "convert diff digest doctor du extract ls merge prune rename report show steps sweep top verify why"
     assert listed == commands.split()
-    for name in ("bench disk" if name == "bench" else name for name in listed):
+    for name in listed:
         text = run(*name.split(), "--help").output
         assert "--json" in text
         assert f"Example:\n    bcp {name} " in text

@@ -59,7 +59,7 @@ def test_it_says_what_to_look_at_and_where_the_page_is(folder: Path) -> None:
     data = data_of(folder / ".bcp" / "report.html")
     assert [call["step"] for call in data["calls"]] == [10, 20, 30, 40, 50]
     assert data["reload_s"] == 0
-    assert sorted(path.name for path in (folder / ".bcp").iterdir()) == ["disk.json", "journal.jsonl", "report.html"]
+    assert sorted(path.name for path in (folder / ".bcp").iterdir()) == ["journal.jsonl", "report.html"]
 
 
 def test_a_healthy_run(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from bytecheckpoint import Retention, prune
 from bytecheckpoint.checkpoint import journal_files
 from bytecheckpoint.checkpoint.journal_files import append, carry_lines
 from bytecheckpoint.observability import read_journal
-from bytecheckpoint.observability.run_folder import read_run
 
 LINE = len(b'{"format":1,"kind":"save","at":0,"save_id":"00000"}\n')
 
@@ -152,21 +151,18 @@ def test_a_crash_leaves_a_line_twice_at_most(tmp_path: Path) -> None:
     assert ids() == [f"{number:05}" for number in range(5)]
 
 
-def test_a_prune_keeps_the_lines_and_the_speed_of_the_disk(run: RunFolder) -> None:
+def test_a_prune_keeps_the_lines(run: RunFolder) -> None:
     for number in range(1, 7):
         save_at(run.path(number), number)
     run.half(7)
-    (run.path(1) / ".bcp" / "disk.json").write_text('{"at": 5.0}')
     report = prune(run.root, keep_latest=2, remove_others=False, grace_s=0)
     assert (report.kept, report.warnings) == ([5, 6], [])
     assert sorted(path.name for path in run.root.iterdir()) == ["step-5", "step-6"]
     assert steps_of(run.root) == [1, 2, 3, 4, 5, 6]
-    assert read_run(run.root).disk == {"at": 5.0}
     save_at(run.path(8), 8)
     assert prune(run.root, keep_latest=1).warnings == []
     assert steps_of(run.root) == [1, 2, 3, 4, 5, 6, 8]
     assert steps_of(run.path(8)) == [1, 2, 3, 4, 5, 6, 8]
-    assert read_run(run.root).disk == {"at": 5.0}
 
 
 def test_a_dry_run_moves_nothing_and_says_what_a_prune_frees(run: RunFolder) -> None:

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests saves and loads in the hooks of another save, and saves of greenlets that take turns in one thread."""
+"""Tests saves and loads in the hooks of another save."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import greenlet
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -89,16 +87,3 @@ def test_a_save_that_failed_in_a_hook_leaves_the_path_free(tmp_path: Path) -> No
             own_save(tmp_path / "ckpt", 1, planner=Calling(fail))
     own_save(tmp_path / "ckpt", 2)
     check(tmp_path / "ckpt", 2)
-
-
-def test_greenlets_take_turns(tmp_path: Path) -> None:
-    main = greenlet.getcurrent()
-    saving = greenlet.greenlet(lambda: dcp_save(tmp_path / "first", 1, planner=Calling(main.switch)))
-    saving.switch()
-    dcp_save(tmp_path / "second", 2)
-    # If any code thought that the first save has ended, it would act within this time.
-    threading.Event().wait(0.5)
-    saving.switch()
-    assert saving.dead
-    check(tmp_path / "first", 1)
-    check(tmp_path / "second", 2)

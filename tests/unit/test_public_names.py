@@ -59,28 +59,6 @@ else:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)
 
 
-def test_modules_that_have_moved_are_found_and_warn() -> None:
-    program = """
-import warnings, bytecheckpoint
-from bytecheckpoint._moved import MOVED
-from importlib import import_module
-for old, new in MOVED.items():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        module = import_module(old)
-    said = [str(warning.message) for warning in caught if old in str(warning.message)]
-    assert said == [f"{old} has moved to {new}: import it from there"], old
-    for name in getattr(import_module(new), "__all__", ()):
-        assert getattr(module, name) is getattr(import_module(new), name)
-warnings.simplefilter("ignore")
-from bytecheckpoint.frameworks.saving import save
-assert save is bytecheckpoint.save
-assert bytecheckpoint.retention.prune is bytecheckpoint.prune
-assert import_module("bytecheckpoint.checkpoint.retention").__spec__.name == "bytecheckpoint.checkpoint.retention"
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -100,13 +100,13 @@ function drawTrend(data, calls, what, choose) {
       line("load", loads, x, of("gb_per_s"), "#ee8130", { rings: true, format, dash: "dot" }),
     ];
     const ends = calls.length ? [x(calls[0]), x(calls[calls.length - 1])] : [];
-    const disk = data.disk || {};
-    for (const [name, key, colour] of [["the disk writes", "write_gb_per_s", "#2f7fd0"], ["the disk reads", "read_gb_per_s", "#ee8130"]]) {
-      if (typeof disk[key] !== "number") continue;
-      const text = `${name} ${rate(disk[key])} GB/s`;
-      traces.push({ type: "scatter", mode: "lines", name: text, x: ends, y: [disk[key], disk[key]], hoverinfo: "name", line: { color: colour, dash: "dash", width: 1 } });
+    for (const [name, of, colour] of [["fastest save", saves, "#2f7fd0"], ["fastest load", loads, "#ee8130"]]) {
+      const best = Math.max(...of.map((call) => call.figure("gb_per_s") ?? 0));
+      if (!(best > 0)) continue;
+      const text = `${name} ${rate(best)} GB/s`;
+      traces.push({ type: "scatter", mode: "lines", name: text, x: ends, y: [best, best], hoverinfo: "name", line: { color: colour, dash: "dash", width: 1 } });
     }
-    note = data.disk ? `Dashed: what bcp bench disk measured on ${disk.host ?? "a host"}. That is one host; several may do more together.` : "bcp bench disk RUN measures what the disk can do, and this chart then shows it.";
+    note = "Dashed: the fastest save and load of the run.";
   } else {
     title = "GB";
     traces = [

@@ -106,7 +106,6 @@ def page_contents(
         "run": shown(run.path.name or str(run.path)),
         "path": shown(str(run.path)),
         "skipped": run.num_skipped,
-        "disk": cleaned(run.disk),
         "config": cleaned(newest.get("config")),
         "versions": cleaned(newest.get("versions")),
         "reload_s": reload_s,

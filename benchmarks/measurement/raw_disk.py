@@ -13,13 +13,11 @@ import fcntl
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 
-__all__ = ["REQUEST_BYTES", "Disk", "has_direct_io", "nameless_file", "use_direct_io"]
+__all__ = ["Disk", "has_direct_io"]
 
 ALIGNMENT = 4096
 REQUEST_BYTES = 8 << 20
@@ -35,15 +33,10 @@ class Disk:
     Args:
         num_threads: Threads. Each has one request in progress.
         huge_pages: Whether buffers lie on pages of 2 MiB instead of 4 KiB.
-        progress: Function that is called with the bytes of each request that is done, by one thread at a time.
     """
 
-    def __init__(
-        self, num_threads: int, huge_pages: bool = True, progress: Callable[[int], object] | None = None
-    ) -> None:
+    def __init__(self, num_threads: int, huge_pages: bool = True) -> None:
         self._num_threads = num_threads
-        self._progress = progress
-        self._telling = Lock()
         self._is_stopped = False
         num_buffers = num_threads * BUFFERS_PER_THREAD
         size = num_buffers * REQUEST_BYTES + HUGE_PAGE_BYTES
@@ -58,9 +51,13 @@ class Disk:
 
     def write(self, path: Path, num_bytes: int) -> None:
         """Writes and syncs a new file of ``num_bytes``, rounded up to 4 KiB, and syncs its directory."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_DIRECT)
         try:
-            self.write_to(fd, num_bytes, direct_io=True)
+            size = _aligned(num_bytes)
+            # Not posix_fallocate: where the file system cannot reserve, that writes to each block.
+            ctypes.CDLL(None).fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size))
+            self._each_request(size, lambda buffer, offset: os.pwrite(fd, buffer, offset))
+            os.fsync(fd)
         finally:
             os.close(fd)
         directory = os.open(path.parent, os.O_RDONLY)
@@ -70,47 +67,16 @@ class Disk:
             os.close(directory)
 
     def read(self, path: Path, num_bytes: int) -> None:
-        """Reads what ``write`` wrote."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        try:
-            self.read_from(fd, num_bytes)
-        finally:
-            os.close(fd)
-
-    def write_to(self, fd: int, num_bytes: int, *, direct_io: bool) -> None:
-        """Reserves space in an open file, writes ``num_bytes``, rounded up to 4 KiB, and syncs the file.
-
-        Raises:
-            OSError: The file system refused.
-        """
-        size = _aligned(num_bytes)
-        # Not posix_fallocate: where the file system cannot reserve, that writes to each block.
-        ctypes.CDLL(None).fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size))
-        if direct_io:
-            use_direct_io(fd)
-        self._each_request(size, lambda buffer, offset: os.pwrite(fd, buffer, offset))
-        os.fsync(fd)
-
-    def read_from(self, fd: int, num_bytes: int) -> None:
-        """Reads what ``write_to`` wrote.
+        """Reads what ``write`` wrote.
 
         Raises:
             OSError: The file system refused, or the file is shorter.
         """
-        self._each_request(_aligned(num_bytes), lambda buffer, offset: os.preadv(fd, [buffer], offset))
-
-    def write_block(self, fd: int) -> None:
-        """Writes 4 KiB at the beginning of a file, and syncs it.
-
-        Raises:
-            OSError: The file system refused.
-        """
-        os.pwrite(fd, self._buffers[0][:ALIGNMENT], 0)
-        os.fsync(fd)
-
-    def stop(self) -> None:
-        """Makes what runs now end after the requests that are in progress. Nothing more can be done with this disk."""
-        self._is_stopped = True
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        try:
+            self._each_request(_aligned(num_bytes), lambda buffer, offset: os.preadv(fd, [buffer], offset))
+        finally:
+            os.close(fd)
 
     def _each_request(self, size: int, transfer: Callable[[memoryview, int], int]) -> None:
         offsets = iter(range(0, size, REQUEST_BYTES))  # shared, so each request goes to the first free thread
@@ -124,9 +90,6 @@ class Disk:
                 got = transfer(mine[count % BUFFERS_PER_THREAD][:wanted], offset)
                 if got != wanted:
                     raise OSError(errno.EIO, f"request at {offset}: wanted {wanted} bytes, got {got}")
-                if self._progress is not None:
-                    with self._telling:
-                        self._progress(got)
 
         if self._num_threads == 1:
             work(0)
@@ -135,35 +98,15 @@ class Disk:
             try:
                 list(pool.map(work, range(self._num_threads)))
             except BaseException:
-                self.stop()  # the end of the pool waits for its threads
+                self._is_stopped = True  # the end of the pool waits for its threads
                 raise
-
-
-@contextmanager
-def nameless_file(directory: Path) -> Iterator[int]:
-    """Yields the descriptor of a new file without a name, which is gone with this process, however that ends.
-
-    Raises:
-        OSError: The file system refused.
-    """
-    with tempfile.TemporaryFile(dir=directory, prefix=".bcp-bench-", buffering=0) as file:
-        yield file.fileno()
-
-
-def use_direct_io(fd: int) -> None:
-    """Makes reads and writes of an open file bypass the page cache.
-
-    Raises:
-        OSError: The file system refused; EINVAL if it has no O_DIRECT.
-    """
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
 
 
 def has_direct_io(directory: Path) -> bool:
     """Whether the file system of ``directory`` supports O_DIRECT."""
-    with nameless_file(directory) as fd:
+    with tempfile.TemporaryFile(dir=directory) as file:
         try:
-            use_direct_io(fd)
+            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
         except OSError as error:
             if error.errno == errno.EINVAL:
                 return False
