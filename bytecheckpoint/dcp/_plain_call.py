@@ -41,7 +41,8 @@ class _AsImported:
 
     def __init__(self, of: type, options: tuple[str, ...]) -> None:
         self._of, self._options = of, options
-        self._found = [(holder, _members(holder)) for holder in (*of.__mro__[:-1], *_modules_behind(default_planner))]
+        holders: tuple[type | ModuleType, ...] = (*of.__mro__[:-1], *_modules_behind(default_planner))
+        self._found = [(holder, _members(holder)) for holder in holders]
         foreign = (name for _, found in self._found for name, value in found.items() if not _may_be_of_dcp(value))
         self._foreign = next(foreign, "")
 

@@ -271,11 +271,10 @@ class BcpReader(StorageReader):
         to_read = plan_to_read(checkpoint, plan)
         # The ring's pages are touched in the background while the ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
-        stays = (
-            isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan")
-        )
-        if stays:
+        stays = False
+        if isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan"):
             plan.items.stay()
+            stays = True
         self._phases.end("plan_s")
         # Ranks that saved without collectives made one save each, so their ids differ. Either all ranks of a load read
         # such a part, or none does.

@@ -46,7 +46,7 @@ class SafeWrapper(DistWrapper):  # type: ignore[misc]
 
     def scatter_object(self, object_list: Any) -> Any:
         result = self._scatter(self._all_sent(object_list))
-        own = vars(self).pop("_plan", None)
+        own = self.__dict__.pop("_plan", None)
         if isinstance(result, str) and result == SEND_WHOLE:  # on all ranks but the coordinator
             self._gather(self._sent(whole(own)))
             result = self._scatter(None)

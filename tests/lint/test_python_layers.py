@@ -15,34 +15,23 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "bytecheckpoint"
-# From the bottom to the top. A module that stands in no folder is named itself.
+# From the bottom to the top: what each layer is for, and its folders. A folder imports those of lower layers, and those
+# that stand before it in its own. A module that stands in no folder is named itself.
 LAYERS = (
-    ("errors", "listing", "native", "_reference_names"),
-    ("reference_variables",),
-    ("config", "report"),
-    ("load_spec",),
-    ("transforms",),
-    ("runtime",),
-    ("object_store",),
-    ("checkpoint",),
-    ("observability",),
-    ("tensors",),
-    ("probes",),
-    ("compat",),
-    ("distributed",),
-    ("planning",),
-    ("sharing",),
-    ("staging",),
-    ("dcp",),
-    ("groups", "state_dicts"),
-    ("convert",),
-    ("training_state",),
-    ("registration", "olmo"),
-    ("torchtitan",),
-    ("cli",),
-    ("__main__",),
+    ("what all need", ("errors", "listing", "native", "_reference_names")),
+    ("settings and reports", ("reference_variables", "config", "report", "load_spec", "transforms")),
+    ("processes and threads", ("runtime",)),
+    ("files and stores", ("object_store", "checkpoint")),
+    ("journals, findings, pages", ("observability",)),
+    ("torch: its tensors, and what we rely on", ("tensors", "probes", "compat")),
+    ("ranks", ("distributed",)),
+    ("plans, shared reading, staging", ("planning", "sharing", "staging")),
+    ("the hooks of DCP", ("dcp",)),
+    ("calls of ours", ("groups", "state_dicts", "convert", "training_state")),
+    ("frameworks", ("registration", "olmo", "torchtitan")),
+    ("the command line", ("cli", "__main__")),
 )
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+LEVEL = {name: level for level, name in enumerate(name for _, names in LAYERS for name in names)}
 # Of the package itself. The extension modules come from `native`, which alone may name them.
 OF_THE_PACKAGE = {"__version__"}
 EXTENSIONS = {"_C", "_core"}
