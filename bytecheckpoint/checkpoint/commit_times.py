@@ -157,7 +157,7 @@ def _time_in_store(url: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Save:
+class _SaveTimes:
     """The save of a step.
 
     Attributes:
@@ -171,8 +171,8 @@ class _Save:
     can_be_read: bool = False
 
 
-def _save_in(path: str) -> _Save:
-    save = _Save()
+def _save_in(path: str) -> _SaveTimes:
+    save = _SaveTimes()
     for folder in (path, str(below(path, _PART_COMMITTED_LAST)) if is_store_url(path) else f"{path}/model"):
         try:
             times = _times_in(folder)
@@ -180,7 +180,7 @@ def _save_in(path: str) -> _Save:
                 checkpoint = _core.Checkpoint.open(folder, rank=rank_of_mark(mark))
                 last_file = max((times.get(name, 0) for name, *_ in checkpoint.files()), default=0)
                 began = _begin_of_save(checkpoint.save_id)
-                save = _Save(max(save.last_file, last_file), max(save.began, began), can_be_read=True)
+                save = _SaveTimes(max(save.last_file, last_file), max(save.began, began), can_be_read=True)
         except (CheckpointError, OSError, TypeError):  # TypeError: a path that is no UTF-8
             continue
     return save

@@ -10,14 +10,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from bytecheckpoint.native import _core
 
 __all__ = [
     "Call",
     "ExplicitCall",
-    "Running",
     "find_call",
     "is_any_thread_in",
     "is_called_by",
@@ -25,16 +24,6 @@ __all__ = [
     "line_of_caller",
     "outermost_call",
 ]
-
-
-class Running(Protocol):
-    """A call that can tell whether it has ended."""
-
-    def is_of_this_thread(self) -> bool:
-        """Returns whether the call was made in the current thread."""
-
-    def is_running(self) -> bool:
-        """Returns whether the call has not returned yet. Any thread may ask."""
 
 
 class ExplicitCall:

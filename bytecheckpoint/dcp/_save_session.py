@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint.compat.dcp_calls import lets_dcp_choose_ranks
-from bytecheckpoint.compat.frames import Running
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.distributed.call_order import number_of_turn
@@ -35,6 +34,7 @@ from bytecheckpoint.object_store.commit import StoreCommit
 from bytecheckpoint.report import RankSaveReport, SaveReport
 from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.live_calls import Running
 from bytecheckpoint.runtime.per_process import HomeProcess
 from bytecheckpoint.runtime.phases import Phases
 

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from bytecheckpoint.compat import private_names as _compat
-from bytecheckpoint.compat.frames import ExplicitCall, Running, find_call
+from bytecheckpoint.compat.frames import ExplicitCall, find_call
 from bytecheckpoint.dcp.safe_exchange import send_failures_safely
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.distributed.groups import monitor_of
@@ -35,6 +35,7 @@ from bytecheckpoint.observability.observers import note_failure
 from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
 from bytecheckpoint.probes.probe import holds
 from bytecheckpoint.runtime.call_trace import CallTrace
+from bytecheckpoint.runtime.live_calls import Running
 from bytecheckpoint.staging.staged_state import StagingTime
 
 __all__ = ["CallContext", "explicit_call"]

@@ -22,7 +22,6 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 
-from bytecheckpoint.compat.frames import Running
 from bytecheckpoint.compat.private_names import close_connections, is_registered
 from bytecheckpoint.distributed.liveness_frames import (
     FRAME,
@@ -38,7 +37,7 @@ from bytecheckpoint.distributed.monitors_here import note
 from bytecheckpoint.distributed.sent_data import SentData, address_of_bytes, address_to_bytes
 from bytecheckpoint.distributed.waits import allow_leaving, leave_waits
 from bytecheckpoint.errors import RankLostError
-from bytecheckpoint.runtime.live_calls import Doing, doing
+from bytecheckpoint.runtime.live_calls import Doing, Running, doing
 from bytecheckpoint.runtime.per_process import HomeProcess
 from bytecheckpoint.runtime.place import Place
 

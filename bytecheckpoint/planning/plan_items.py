@@ -15,7 +15,7 @@ __all__ = ["LoadKeys", "LoadTargets", "PickledSource", "PlanItems", "source_of"]
 _Item = TypeVar("_Item")
 
 
-class Source(Protocol):
+class ItemsSource(Protocol):
     """A plan in C++ from which items can be built."""
 
     @property
@@ -73,8 +73,8 @@ class PlanItems(MutableSequence[_Item]):
     change items, move them and leave some out.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source: Source | None = source
+    def __init__(self, source: ItemsSource) -> None:
+        self._source: ItemsSource | None = source
         self._list: list[_Item] = []
         self._home: Home | None = None
         self.may_stay = False  # True: no hook of the planner looks at the items of other ranks

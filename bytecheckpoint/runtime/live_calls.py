@@ -39,8 +39,12 @@ _logger = logging.getLogger("bytecheckpoint")
 class Running(Protocol):
     """A call that tells whether it still runs."""
 
+    def is_of_this_thread(self) -> bool:
+        """Returns whether the call was made in the current thread."""
+        ...
+
     def is_running(self) -> bool:
-        """Returns whether the call still runs."""
+        """Returns whether the call has not returned yet. Any thread may ask."""
         ...
 
 

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, background_call, is_any_in_background
-from bytecheckpoint.compat.frames import Call, Running
+from bytecheckpoint.compat.frames import Call
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, StagingBusyError, StorageError
 from bytecheckpoint.native import _C
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.live_calls import Running
 from bytecheckpoint.staging.save_queue import is_in_queue
 from bytecheckpoint.staging.save_ranks import SaveRanks
 

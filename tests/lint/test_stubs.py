@@ -20,6 +20,10 @@ def names_in_stub(path: Path) -> dict[str, set[str]]:
     """Public names of a stub: "" for the module, class names for their public members."""
     names: dict[str, set[str]] = {"": set()}
     for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module == "bytecheckpoint._both":
+            (imported,) = (alias.name for alias in node.names)
+            names[""].add(imported)
+            names[imported] = names_in_stub(PACKAGE / "_both.pyi")[imported]
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names[""].add(node.name)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
