@@ -17,14 +17,14 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.native import _core
 
-__all__ = ["Finding", "findings_of_machine", "findings_of_path"]
+__all__ = ["Condition", "findings_of_machine", "findings_of_path"]
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Finding:
+class Condition:
     """One line of the report.
 
     Attributes:
@@ -41,7 +41,7 @@ class Finding:
     advice: str = ""
 
 
-def findings_of_machine() -> Iterator[Finding]:
+def findings_of_machine() -> Iterator[Condition]:
     """Returns the findings about the machine in the order in which they are shown."""
     config: Config | None = None
     try:
@@ -49,9 +49,9 @@ def findings_of_machine() -> Iterator[Finding]:
         defaults = Config()
         changed = {name: value for name, value in vars(config).items() if value != getattr(defaults, name)}
         listed = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-        yield Finding("settings", "ok", listed or "none of BYTECHECKPOINT_* differs from the default")
+        yield Condition("settings", "ok", listed or "none of BYTECHECKPOINT_* differs from the default")
     except ConfigError as error:
-        yield Finding("settings", "broken", str(error), "correct or unset this BYTECHECKPOINT_* variable")
+        yield Condition("settings", "broken", str(error), "correct or unset this BYTECHECKPOINT_* variable")
     yield _crc()
     yield _memory(config)
     yield _huge_pages()
@@ -59,16 +59,16 @@ def findings_of_machine() -> Iterator[Finding]:
     yield from _gpu()
 
 
-def _crc() -> Finding:
+def _crc() -> Condition:
     kernel = _core.build_info()["crc32"]
     if kernel == "table":
-        return Finding(
+        return Condition(
             "checksum", "slow", "kernel: table", "this CPU has no carry-less multiplication: more io_threads help"
         )
-    return Finding("checksum", "ok", f"kernel: {kernel}")
+    return Condition("checksum", "ok", f"kernel: {kernel}")
 
 
-def _memory(config: Config | None) -> Finding:
+def _memory(config: Config | None) -> Condition:
     available = _core.available_memory_bytes()
     limits = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_DATA": resource.RLIMIT_DATA}
     set_limits = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
@@ -77,17 +77,17 @@ def _memory(config: Config | None) -> Finding:
     text = f"{_size(available)} for staging, in the limits of the control group; {', '.join(listed) or 'no RLIMIT'}"
     wanted = 0 if config is None else config.staging_bytes * (2 if config.on_staging_busy == "double_buffer" else 1)
     if available >= 0 and wanted > least:
-        return Finding(
+        return Condition(
             "memory",
             "broken",
             f"{text}; staging_bytes asks for {_size(wanted)}",
             "lower BYTECHECKPOINT_STAGING_BYTES, or raise the limit",
         )
     if listed:
-        return Finding(
+        return Condition(
             "memory", "note", text, "staging maps as much memory as a state takes: the limit must leave room for it"
         )
-    return Finding("memory", "ok", text)
+    return Condition("memory", "ok", text)
 
 
 def _chosen(file: str) -> str:
@@ -98,12 +98,12 @@ def _chosen(file: str) -> str:
         return "unknown"
 
 
-def _huge_pages() -> Finding:
+def _huge_pages() -> Condition:
     own, shared = _chosen("enabled"), _chosen("shmem_enabled")
     text = f"transparent: {own}; for memory that processes share: {shared}"
     if own in ("always", "madvise"):
-        return Finding("huge pages", "ok", text)
-    return Finding(
+        return Condition("huge pages", "ok", text)
+    return Condition(
         "huge pages",
         "slow",
         text,
@@ -111,13 +111,13 @@ def _huge_pages() -> Finding:
     )
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> Condition:
     try:
         about = os.statvfs("/dev/shm")
     except OSError as error:
-        return Finding("/dev/shm", "note", f"{error.strerror}", "torch's own shared tensors need it; ours do not")
+        return Condition("/dev/shm", "note", f"{error.strerror}", "torch's own shared tensors need it; ours do not")
     free, size = about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize
-    return Finding(
+    return Condition(
         "/dev/shm", "ok", f"{_size(free)} of {_size(size)} free; saves in a process of their own do not use it"
     )
 
@@ -134,7 +134,7 @@ def _driver_version() -> tuple[int, int] | None:
     return number.value // 1000, number.value % 1000 // 10
 
 
-def _gpu() -> Iterator[Finding]:
+def _gpu() -> Iterator[Condition]:
     try:
         import torch
 
@@ -152,7 +152,7 @@ def gpu_finding(
     driver: tuple[int, int] | None,
     architectures: list[str],
     capability: tuple[int, int] | None,
-) -> Finding:
+) -> Condition:
     """Returns whether device, driver and builds fit together.
 
     Args:
@@ -167,33 +167,33 @@ def gpu_finding(
         f"driver for CUDA {'.'.join(map(str, driver)) if driver else '(none)'}"
     )
     if not has_device and capability is None:
-        return Finding("GPU", "ok", f"{text}; no GPU here")
+        return Condition("GPU", "ok", f"{text}; no GPU here")
     if of_torch is None:
-        return Finding("GPU", "note", text, "this torch cannot use the GPU: install one that is built for CUDA")
+        return Condition("GPU", "note", text, "this torch cannot use the GPU: install one that is built for CUDA")
     if driver is None or int(of_torch.split(".")[0]) > driver[0]:
-        return Finding("GPU", "broken", text, "the driver is too old for torch: update it, or install another torch")
+        return Condition("GPU", "broken", text, "the driver is too old for torch: update it, or install another torch")
     if not architectures:
-        return Finding(
+        return Condition(
             "GPU",
             "slow",
             text,
             "tensors are copied one by one: build again on a machine with nvcc (docs/getting_started.md)",
         )
     if capability is None:
-        return Finding("GPU", "note", text, "torch sees no device: look at CUDA_VISIBLE_DEVICES")
+        return Condition("GPU", "note", text, "torch sees no device: look at CUDA_VISIBLE_DEVICES")
     major, minor = capability
     text += f"; device sm_{major}{minor}"
     binaries = [divmod(int(name[3:]), 10) for name in architectures if name.startswith("sm_")]
     if any(major == of_binary and minor >= least for of_binary, least in binaries):
         is_same = (major, minor) in binaries
-        return Finding("GPU", "ok", f"{text}, {'compiled for it' if is_same else 'runs code of its generation'}")
+        return Condition("GPU", "ok", f"{text}, {'compiled for it' if is_same else 'runs code of its generation'}")
     for name in architectures:
         if name.startswith("compute_") and divmod(int(name.removeprefix("compute_")), 10) <= (major, minor):
-            return Finding("GPU", "ok", f"{text}, by PTX of {name}")
-    return Finding("GPU", "slow", text, "no device code for it: tensors are copied one by one")
+            return Condition("GPU", "ok", f"{text}, by PTX of {name}")
+    return Condition("GPU", "slow", text, "no device code for it: tensors are copied one by one")
 
 
-def findings_of_path(path: Path) -> Iterator[Finding]:
+def findings_of_path(path: Path) -> Iterator[Condition]:
     """Returns findings about the directory at ``path``, or about its nearest existing parent. Leaves nothing behind."""
     folder = path
     while not folder.is_dir() and folder != folder.parent:
@@ -204,25 +204,27 @@ def findings_of_path(path: Path) -> Iterator[Finding]:
     kind = _file_system(folder)
     text = f"{folder}: {kind}, {_size(free)} free{where}"
     if path.exists() and not path.is_dir():
-        yield Finding("path", "broken", f"{path} is not a directory", "give the directory of a checkpoint or of a run")
+        yield Condition(
+            "path", "broken", f"{path} is not a directory", "give the directory of a checkpoint or of a run"
+        )
         return
     if kind in ("tmpfs", "ramfs"):
-        yield Finding(
+        yield Condition(
             "path", "note", text, "this file system is in memory: checkpoints are lost when the machine restarts"
         )
     elif not free and about.f_blocks:
-        yield Finding(
+        yield Condition(
             "path", "broken", text, "make room: a save writes a whole checkpoint before it removes the old one"
         )
     else:
-        yield Finding("path", "ok", text)
+        yield Condition("path", "ok", text)
     try:
         fd, name = tempfile.mkstemp(dir=folder, prefix=".bcp-doctor-")
         with os.fdopen(fd):
             yield _direct_io(name)
             yield _flock(fd)
     except OSError as error:
-        yield Finding(
+        yield Condition(
             "writing",
             "broken",
             f"no file can be made in {folder}: {error.strerror}",
@@ -230,7 +232,7 @@ def findings_of_path(path: Path) -> Iterator[Finding]:
         )
 
 
-def _direct_io(name: str) -> Finding:
+def _direct_io(name: str) -> Condition:
     """Tries a file, and removes its name once it is open. Some file systems open it and refuse the first write."""
     block = mmap.mmap(-1, _BLOCK_BYTES)  # O_DIRECT needs aligned memory
     try:
@@ -241,26 +243,26 @@ def _direct_io(name: str) -> Finding:
         with os.fdopen(fd):
             os.pwrite(fd, block, 0)
     except OSError as error:
-        return Finding(
+        return Condition(
             "O_DIRECT",
             "slow",
             f"refused: {error.strerror}; everything goes through the page cache",
             "another file system is faster for large checkpoints",
         )
-    return Finding("O_DIRECT", "ok", "works")
+    return Condition("O_DIRECT", "ok", "works")
 
 
-def _flock(fd: int) -> Finding:
+def _flock(fd: int) -> Condition:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return Finding(
+        return Condition(
             "flock",
             "note",
             f"refused: {error.strerror}",
             "a prune cannot tell running saves from dead ones: mount with locks, or let only one process prune",
         )
-    return Finding("flock", "ok", "works")
+    return Condition("flock", "ok", "works")
 
 
 def _file_system(folder: Path) -> str:

@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterator
 
 from bytecheckpoint.checkpoint.folders import names_in
-from bytecheckpoint.cli.machine import Finding
+from bytecheckpoint.cli.machine import Condition
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.object_store.body_checks import try_body_checks
@@ -21,7 +21,7 @@ _SIGNATURE_COUNTS = "; what counts is the SHA-256 in the signature, which is rig
 _SPEAK_S3 = ("s3://", "s3a://")
 
 
-def findings_of_store(url: str) -> Iterator[Finding]:
+def findings_of_store(url: str) -> Iterator[Condition]:
     """Returns findings about a URL in the order in which they are shown. Removes what it has put there.
 
     Raises:
@@ -33,65 +33,65 @@ def findings_of_store(url: str) -> Iterator[Finding]:
     try:
         names = names_in(url)
     except StorageError as error:
-        yield Finding("store", "broken", str(error), "see docs/object_stores.md for variables and permissions")
+        yield Condition("store", "broken", str(error), "see docs/object_stores.md for variables and permissions")
         return
     if client.is_http:
-        yield Finding("store", "note", f"{url}: a web server", "a checkpoint can only be read there")
+        yield Condition("store", "note", f"{url}: a web server", "a checkpoint can only be read there")
         return
-    yield Finding("store", "ok", f"{url}: can be listed; it holds {len(names)} objects and folders")
-    yield Finding("server", "ok", client.server())
+    yield Condition("store", "ok", f"{url}: can be listed; it holds {len(names)} objects and folders")
+    yield Condition("server", "ok", client.server())
     try:
         yield from _conditions(client)
         yield from _conditions_of_reads(client)
     except OSError as error:
         advice = "allow these credentials to put and to delete objects" if error.errno == errno.EACCES else ""
-        yield Finding("conditions", "broken", f"nothing can be saved below {url}: {error.strerror}", advice)
+        yield Condition("conditions", "broken", f"nothing can be saved below {url}: {error.strerror}", advice)
         return
     if url.startswith(_SPEAK_S3):
         yield from _body_checks(url, config)
 
 
-def _conditions(client: StoreClient) -> Iterator[Finding]:
+def _conditions(client: StoreClient) -> Iterator[Condition]:
     found = client.conditions()
     advice = f"nothing can be saved or pruned there: {ADVICE}"
     for answer in found.answers:
         is_other_form = answer.asked.startswith("If-Match") and found.etag_form != AS_GIVEN
         text = f"PUT, {answer.asked}{f' (ETags go {found.etag_form})' if is_other_form else ''}: {answer.got}"
         if answer.is_right:
-            yield Finding("condition", "ok", text)
+            yield Condition("condition", "ok", text)
             continue
-        yield Finding("condition", "broken", f"{text}; it should be {answer.wanted}", advice)
+        yield Condition("condition", "broken", f"{text}; it should be {answer.wanted}", advice)
         advice = ""  # once is enough
 
 
-def _conditions_of_reads(client: StoreClient) -> Iterator[Finding]:
+def _conditions_of_reads(client: StoreClient) -> Iterator[Condition]:
     for answer in try_conditions_of_reads(client):
         text = f"{answer.asked}: {answer.got}"
         if answer.is_right:
-            yield Finding("condition", "ok", text)
+            yield Condition("condition", "ok", text)
         elif answer.is_ignored:
             advice = "that a file is replaced under a load is noticed by its checksums alone"
-            yield Finding("condition", "note", f"{text}; it should be {answer.wanted}", advice)
+            yield Condition("condition", "note", f"{text}; it should be {answer.wanted}", advice)
         else:
             advice = f"a load would say that the checkpoint was replaced: {ADVICE}" if answer.got == REFUSED else ADVICE
-            yield Finding("condition", "broken", f"{text}; it should be {answer.wanted}", advice)
+            yield Condition("condition", "broken", f"{text}; it should be {answer.wanted}", advice)
 
 
-def _body_checks(url: str, config: Config) -> Iterator[Finding]:
+def _body_checks(url: str, config: Config) -> Iterator[Condition]:
     try:
         checks = try_body_checks(url, config.storage_options or {})
     except ImportError:
-        yield Finding("SHA-256", "note", "it was not tried whether the store compares it", "pip install boto3")
+        yield Condition("SHA-256", "note", "it was not tried whether the store compares it", "pip install boto3")
         return
     except StorageError as error:
-        yield Finding("SHA-256", "note", f"it was not tried whether the store compares it: {error}")
+        yield Condition("SHA-256", "note", f"it was not tried whether the store compares it: {error}")
         return
     for check in checks:
         if check.refusal:
-            yield Finding("SHA-256", "ok", f"{check.asked}: refused ({check.refusal})")
+            yield Condition("SHA-256", "ok", f"{check.asked}: refused ({check.refusal})")
         elif check.is_damage:
             advice = "damage on the way is found by loads and by `bcp verify` alone: verify what you save there"
-            yield Finding("SHA-256", "note", f"{check.asked}: accepted", advice)
+            yield Condition("SHA-256", "note", f"{check.asked}: accepted", advice)
         else:
             counts = "" if any(each.is_damage and not each.refusal for each in checks) else _SIGNATURE_COUNTS
-            yield Finding("SHA-256", "ok", f"{check.asked}: accepted{counts}")
+            yield Condition("SHA-256", "ok", f"{check.asked}: accepted{counts}")

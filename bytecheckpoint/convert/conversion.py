@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Literal
 
 from bytecheckpoint.checkpoint.local_path import location, location_to_read
 from bytecheckpoint.config import Config
-from bytecheckpoint.convert.contents import Contents, contents_of
 from bytecheckpoint.convert.dcp_target import DcpTarget
 from bytecheckpoint.convert.folder import check_room, publish, refuse_existing, staging_folder, staging_of
+from bytecheckpoint.convert.outputs import Outputs, outputs_of
 from bytecheckpoint.convert.placeholders import refuse_placeholders
 from bytecheckpoint.convert.ranks import Ranks
 from bytecheckpoint.convert.safetensors_target import SafetensorsTarget
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.convert.store_folder import StoreFolder
-from bytecheckpoint.convert.target import Piece, Target
+from bytecheckpoint.convert.target import Target, TargetPiece
 from bytecheckpoint.convert.workers import run_pieces
 from bytecheckpoint.errors import CheckpointChangedError, ConfigError
 from bytecheckpoint.load_spec.spec import LoadSpec
@@ -156,11 +156,11 @@ def convert(
         elif isinstance(folder, Path):
             refuse_existing(folder)
         opened = job.open()
-        contents = contents_of(opened.wanted, dtype)
-        refuse_placeholders(contents, job, opened)
-        made = _target_of(to, contents, parsed_size(shard_size), workers * ranks.size, folder)
+        outputs = outputs_of(opened.wanted, dtype)
+        refuse_placeholders(outputs, job, opened)
+        made = _target_of(to, outputs, parsed_size(shard_size), workers * ranks.size, folder)
         made.check(opened)
-        return opened, made, _report_of(str(place), str(folder), to, contents, made)
+        return opened, made, _report_of(str(place), str(folder), to, outputs, made)
 
     opened, made, report = ranks.together(prepared)
     if dry_run:
@@ -223,7 +223,7 @@ def _write(
 def _run(
     job: Source,
     opened: Opened,
-    pieces: Sequence[Piece],
+    pieces: Sequence[TargetPiece],
     folder: Path,
     workers: int,
     *,
@@ -244,7 +244,9 @@ def _check_same_save(opened: Opened, first_id: str, source: str) -> None:
         )
 
 
-def _of_total(progress: Callable[[int, int], None] | None, pieces: Sequence[Piece]) -> Callable[[int], None] | None:
+def _of_total(
+    progress: Callable[[int, int], None] | None, pieces: Sequence[TargetPiece]
+) -> Callable[[int], None] | None:
     """Returns a function that also tells all that this rank is to write. Ranks have about equal shares."""
     if progress is None:
         return None
@@ -252,16 +254,16 @@ def _of_total(progress: Callable[[int, int], None] | None, pieces: Sequence[Piec
     return lambda now: progress(now, total)
 
 
-def _report_of(source: str, target: str, to: Format, contents: Contents, made: Target) -> ConvertReport:
+def _report_of(source: str, target: str, to: Format, outputs: Outputs, made: Target) -> ConvertReport:
     return ConvertReport(
         source=source,
         target=target,
         format=to,
-        num_tensors=contents.num_items,
-        num_objects=len(contents.objects),
+        num_tensors=outputs.num_items,
+        num_objects=len(outputs.objects),
         num_files=len(made.pieces),
         num_bytes=_bytes_of(made.pieces),
-        num_cast=contents.num_cast,
+        num_cast=outputs.num_cast,
     )
 
 
@@ -285,16 +287,16 @@ def parsed_size(size: int | str) -> int:
     return int(number)
 
 
-def _target_of(to: Format, contents: Contents, most_bytes: int, workers: int, place: Path | str) -> Target:
+def _target_of(to: Format, outputs: Outputs, most_bytes: int, workers: int, place: Path | str) -> Target:
     if to == "safetensors":
-        return SafetensorsTarget(contents, most_bytes)
+        return SafetensorsTarget(outputs, most_bytes)
     if to in ("bcp", "dcp"):
-        most_bytes = min(most_bytes, max(1, math.ceil(contents.num_bytes / workers)))
-        return DcpTarget(contents, most_bytes, is_plain=to == "dcp", url=place if isinstance(place, str) else None)
+        most_bytes = min(most_bytes, max(1, math.ceil(outputs.num_bytes / workers)))
+        return DcpTarget(outputs, most_bytes, is_plain=to == "dcp", url=place if isinstance(place, str) else None)
     if to == "torch":
         from bytecheckpoint.convert.torch_target import TorchTarget  # imports torch, which the others need not
 
-        return TorchTarget(contents, Path(place).name)
+        return TorchTarget(outputs, Path(place).name)
     raise ConfigError(f"to={to!r}: must be one of {', '.join(FORMATS)}")
 
 
@@ -310,5 +312,5 @@ def _plan_of(opened: Opened, source: str, target: Target) -> str:
     return digest.hexdigest()
 
 
-def _bytes_of(pieces: Sequence[Piece]) -> int:
+def _bytes_of(pieces: Sequence[TargetPiece]) -> int:
     return sum(piece.num_bytes for piece in pieces)

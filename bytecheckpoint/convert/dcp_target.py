@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bytecheckpoint.checkpoint.verification import verify as verify_checkpoint
-from bytecheckpoint.convert.contents import Contents, OutputTensor
 from bytecheckpoint.convert.folder import write_whole
 from bytecheckpoint.convert.nesting import paths_of, refuse_clashes
+from bytecheckpoint.convert.outputs import Outputs, OutputTensor
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.native import _core
 from bytecheckpoint.object_store.stores import most_file_bytes, use_store, with_store_ring
@@ -44,15 +44,15 @@ class Share:
 
     @property
     def name(self) -> str:
-        """See ``Piece``."""
+        """See ``TargetPiece``."""
         return f"share-{self.number}.written"
 
     def is_done(self, folder: Path) -> bool:
-        """See ``Piece``."""
+        """See ``TargetPiece``."""
         return (folder / self.name).is_file()
 
     def write(self, source: Source, opened: Opened, folder: Path, verify: bool, tell: Callable[[int], object]) -> None:
-        """See ``Piece``. What the file contains is noted in a file beside it, for ``DcpTarget.finish``."""
+        """See ``TargetPiece``. What the file contains is noted in a file beside it, for ``DcpTarget.finish``."""
         options = source.options(tell)
         if self.url is not None:
             use_store(self.url, source.config)
@@ -74,7 +74,7 @@ class DcpTarget:
     """A checkpoint in a directory, or below the URL of a store.
 
     Args:
-        contents: What is written.
+        outputs: What is written.
         most_bytes: The most bytes in a data file. A larger tensor is cut along its first dim.
         is_plain: Whether it is one of stock DCP, without our manifest and checksums.
         url: The URL; None for a directory.
@@ -82,12 +82,12 @@ class DcpTarget:
 
     is_file = False
 
-    def __init__(self, contents: Contents, most_bytes: int, is_plain: bool, url: str | None = None) -> None:
+    def __init__(self, outputs: Outputs, most_bytes: int, is_plain: bool, url: str | None = None) -> None:
         if url is not None:
             most_bytes = min(most_bytes, most_file_bytes(url) // 2)
         self._is_plain = is_plain
-        self._names = [each.name for each in contents.tensors] + [*contents.opaque, *contents.objects]
-        self.pieces = [replace(share, url=url) for share in _shares(contents, most_bytes, is_plain)]
+        self._names = [each.name for each in outputs.tensors] + [*outputs.opaque, *outputs.objects]
+        self.pieces = [replace(share, url=url) for share in _shares(outputs, most_bytes, is_plain)]
 
     def check(self, opened: Opened) -> None:
         """See ``Target``. DCP would find out when it loads all without a state dict."""
@@ -134,7 +134,7 @@ class DcpTarget:
             verify_checkpoint(folder).raise_if_damaged()
 
 
-def _shares(contents: Contents, most_bytes: int, is_plain: bool) -> Iterator[Share]:
+def _shares(outputs: Outputs, most_bytes: int, is_plain: bool) -> Iterator[Share]:
     """Distributes all that is written over files, in the order of the names; objects come last."""
     tensors: list[tuple[str, str, int, int]] = []
     as_is: list[str] = []
@@ -144,11 +144,11 @@ def _shares(contents: Contents, most_bytes: int, is_plain: bool) -> Iterator[Sha
         return Share(number, is_plain, tuple(tensors), tuple(as_is), filled)
 
     pieces: list[tuple[int, Callable[[], None]]] = []
-    for tensor in contents.tensors:
+    for tensor in outputs.tensors:
         for first, rows, num_bytes in _cuts(tensor, most_bytes):
             chunk = (tensor.name, tensor.dtype, first, rows)
             pieces.append((num_bytes, lambda chunk=chunk: tensors.append(chunk)))  # type: ignore[misc]
-    others = {name: num_bytes for name, (num_bytes, _) in contents.opaque.items()} | contents.objects
+    others = {name: num_bytes for name, (num_bytes, _) in outputs.opaque.items()} | outputs.objects
     for name, num_bytes in others.items():
         pieces.append((num_bytes, lambda name=name: as_is.append(name)))  # type: ignore[misc]
     for num_bytes, add in pieces:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from bytecheckpoint.convert.contents import Contents
+from bytecheckpoint.convert.outputs import Outputs
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.errors import CheckpointError, UnsupportedError
 from bytecheckpoint.listing import listed
@@ -20,7 +20,7 @@ _SHAPES, _MODULE = "param_shapes", "module."
 _EMPTY = (0,)
 
 
-def refuse_placeholders(contents: Contents, source: Source, opened: Opened) -> None:
+def refuse_placeholders(outputs: Outputs, source: Source, opened: Opened) -> None:
     """Refuses to convert the placeholders of ZeRO-3 instead of weights.
 
     Each rank of ZeRO-3 has parts of all weights in its optimizer files, and in its module tensors of shape [0]. A
@@ -30,11 +30,11 @@ def refuse_placeholders(contents: Contents, source: Source, opened: Opened) -> N
     Raises:
         UnsupportedError: There are placeholders.
     """
-    empty = {each.name for each in contents.tensors if each.shape == _EMPTY}
+    empty = {each.name for each in outputs.tensors if each.shape == _EMPTY}
     if not empty:
         return
     declared = {opened.new_names.get(name, name) for name in _declared(source, opened)}
-    found = sorted(empty if len(empty) == len(contents.tensors) else _suspects(empty, declared))
+    found = sorted(empty if len(empty) == len(outputs.tensors) else _suspects(empty, declared))
     if found:
         raise UnsupportedError(
             f"convert({source.place}): these tensors have shape [0], as ZeRO-3 leaves them where weights are "

@@ -11,9 +11,9 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
-from bytecheckpoint.convert.contents import Contents, OutputTensor
 from bytecheckpoint.convert.file_piece import write_file
 from bytecheckpoint.convert.folder import write_whole
+from bytecheckpoint.convert.outputs import Outputs, OutputTensor
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.listing import listed
@@ -63,11 +63,11 @@ class OutputFile:
         return len(self.head) + sum(each.num_bytes for each in self.tensors)
 
     def is_done(self, folder: Path) -> bool:
-        """See ``Piece``."""
+        """See ``TargetPiece``."""
         return (folder / self.name).is_file()
 
     def write(self, source: Source, opened: Opened, folder: Path, verify: bool, tell: Callable[[int], object]) -> None:
-        """See ``Piece``."""
+        """See ``TargetPiece``."""
         write_file(
             folder / self.name,
             verify,
@@ -91,7 +91,7 @@ class SafetensorsTarget:
     """A folder that ``from_pretrained`` reads.
 
     Args:
-        contents: What is written.
+        outputs: What is written.
         most_bytes: The most bytes of elements in a file. A tensor that is larger gets a file of its own.
         aliases: Names of tensors that are left out because they are another one, each with the name of that one. They
             are noted as ``save_pretrained`` notes them.
@@ -103,10 +103,10 @@ class SafetensorsTarget:
 
     is_file = False
 
-    def __init__(self, contents: Contents, most_bytes: int, aliases: Mapping[str, str] | None = None) -> None:
-        _check(contents)
+    def __init__(self, outputs: Outputs, most_bytes: int, aliases: Mapping[str, str] | None = None) -> None:
+        _check(outputs)
         aliases = aliases or {}
-        tensors = [each for each in contents.tensors if each.name not in aliases]
+        tensors = [each for each in outputs.tensors if each.name not in aliases]
         self.pieces = [_with_aliases(file, aliases) for file in _lay_out(tensors, most_bytes)]
 
     def check(self, opened: Opened) -> None:
@@ -127,18 +127,18 @@ def _with_aliases(file: OutputFile, aliases: Mapping[str, str]) -> OutputFile:
     return replace(file, aliases=tuple((alias, name) for alias, name in aliases.items() if name in there))
 
 
-def _check(contents: Contents) -> None:
-    if not contents.tensors:
+def _check(outputs: Outputs) -> None:
+    if not outputs.tensors:
         raise ConfigError("there is no tensor to convert")
-    if contents.objects:
+    if outputs.objects:
         raise ConfigError(
-            f"safetensors hold tensors alone; these are objects: {listed([*map(repr, contents.objects)])}; "
+            f"safetensors hold tensors alone; these are objects: {listed([*map(repr, outputs.objects)])}; "
             "leave them out with exclude, or choose with include"
         )
-    if contents.opaque:
-        raise UnsupportedError(f"safetensors cannot hold quantized tensors: {contents.opaque_text}")
+    if outputs.opaque:
+        raise UnsupportedError(f"safetensors cannot hold quantized tensors: {outputs.opaque_text}")
     others = [
-        f"'{each.name}' is {each.dtype}" for each in contents.tensors if _core.safetensors_dtype(each.dtype) is None
+        f"'{each.name}' is {each.dtype}" for each in outputs.tensors if _core.safetensors_dtype(each.dtype) is None
     ]
     if others:
         raise UnsupportedError(f"safetensors have no such dtype: {listed(others)}")

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from bytecheckpoint.convert.source import Opened, Source
 
-__all__ = ["Piece", "Target"]
+__all__ = ["Target", "TargetPiece"]
 
 
-class Piece(Protocol):
+class TargetPiece(Protocol):
     """A part of a target that one process writes. It is sent to that process."""
 
     @property
@@ -50,7 +50,7 @@ class Target(Protocol):
         """Whether the target is the one file that its one piece writes, and not a folder."""
 
     @property
-    def pieces(self) -> Sequence[Piece]:
+    def pieces(self) -> Sequence[TargetPiece]:
         """What the processes share."""
 
     def check(self, opened: Opened) -> None:

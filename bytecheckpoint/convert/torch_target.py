@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.compat.torch_pickle import Storage, pickled
-from bytecheckpoint.convert.contents import Contents, OutputTensor
 from bytecheckpoint.convert.file_piece import write_file
 from bytecheckpoint.convert.nesting import nested, paths_of, refuse_clashes, refuse_gaps
+from bytecheckpoint.convert.outputs import Outputs, OutputTensor
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.dcp.plain_data import plain_object
 from bytecheckpoint.errors import UnsupportedError
@@ -72,15 +72,15 @@ class TorchPiece:
 
     @property
     def num_bytes(self) -> int:
-        """See ``Piece``."""
+        """See ``TargetPiece``."""
         return sum(each.num_bytes for each in self.tensors)
 
     def is_done(self, folder: Path) -> bool:
-        """See ``Piece``."""
+        """See ``TargetPiece``."""
         return (folder / self.name).is_file()
 
     def write(self, source: Source, opened: Opened, folder: Path, verify: bool, tell: Callable[[int], object]) -> None:
-        """See ``Piece``."""
+        """See ``TargetPiece``."""
         values = stand_ins(self.tensors) | read_objects(self.objects, source, opened)
         paths = paths_of(opened, [*values])
         state = nested({paths[name]: value for name, value in values.items()})
@@ -115,7 +115,7 @@ class TorchTarget:
     """One file.
 
     Args:
-        contents: What is written.
+        outputs: What is written.
         name: Name of the file.
 
     Raises:
@@ -124,10 +124,10 @@ class TorchTarget:
 
     is_file = True
 
-    def __init__(self, contents: Contents, name: str) -> None:
-        if contents.opaque:
-            raise UnsupportedError(f"quantized tensors are not written to a file of torch: {contents.opaque_text}")
-        self.pieces = [TorchPiece(name, contents.tensors, tuple(contents.objects))]
+    def __init__(self, outputs: Outputs, name: str) -> None:
+        if outputs.opaque:
+            raise UnsupportedError(f"quantized tensors are not written to a file of torch: {outputs.opaque_text}")
+        self.pieces = [TorchPiece(name, outputs.tensors, tuple(outputs.objects))]
 
     def check(self, opened: Opened) -> None:
         """See ``Target``."""

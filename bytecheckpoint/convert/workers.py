@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.convert.source import Source
-from bytecheckpoint.convert.target import Piece
+from bytecheckpoint.convert.target import TargetPiece
 
 __all__ = ["run_pieces"]
 
@@ -19,7 +19,7 @@ _LOOK_S = 0.1
 
 def run_pieces(
     source: Source,
-    pieces: Sequence[Piece],
+    pieces: Sequence[TargetPiece],
     folder: Path,
     workers: int,
     *,
@@ -71,7 +71,7 @@ def run_pieces(
 
 
 def _write_here(
-    source: Source, pieces: Sequence[Piece], folder: Path, verify: bool, progress: Callable[[int], object] | None
+    source: Source, pieces: Sequence[TargetPiece], folder: Path, verify: bool, progress: Callable[[int], object] | None
 ) -> None:
     opened = source.open()
     before = 0
@@ -96,7 +96,7 @@ def _begin(source: Source, folder: Path, verify: bool, written: Any, stops: Any)
     _own.update(source=source, folder=folder, verify=verify, written=written, stops=stops)
 
 
-def _work(piece: Piece) -> None:
+def _work(piece: TargetPiece) -> None:
     if "opened" not in _own:  # not in `_begin`, whose failure the pool would tell as an end of the process
         _own["opened"] = _own["source"].open()
     before = 0

@@ -20,9 +20,9 @@ from bytecheckpoint.checkpoint.local_path import local_path, location_to_read
 from bytecheckpoint.checkpoint.parts import description_in, parsed_user_metadata
 from bytecheckpoint.checkpoint.small_files import made_folder, refuse_irregular, replaced_by, storage_errors
 from bytecheckpoint.config import Config
-from bytecheckpoint.convert.contents import Contents, contents_of
 from bytecheckpoint.convert.conversion import parsed_size
 from bytecheckpoint.convert.nesting import nested, paths_of
+from bytecheckpoint.convert.outputs import Outputs, outputs_of
 from bytecheckpoint.convert.safetensors_target import INDEX, SafetensorsTarget
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.convert.torch_target import export_state, read_objects, stand_ins
@@ -141,21 +141,21 @@ class _Part:
     Attributes:
         source: Where it is.
         opened: What is there.
-        contents: The same, and the dtypes that are written.
+        outputs: The same, and the dtypes that are written.
         aliases: Names of tied parameters, each with the first name of the same tensor.
     """
 
     source: Source
     opened: Opened
-    contents: Contents
+    outputs: Outputs
     aliases: dict[str, str]
 
     @property
     def num_bytes(self) -> int:
-        return sum(each.num_bytes for each in self.contents.tensors)
+        return sum(each.num_bytes for each in self.outputs.tensors)
 
     def objects(self) -> dict[str, Any]:
-        return read_objects([*self.contents.objects], self.source, self.opened)
+        return read_objects([*self.outputs.objects], self.source, self.opened)
 
     def nested(self, values: dict[str, Any]) -> dict[Any, Any]:
         """Returns values by name in the containers that they were saved in, in the order in which they were saved."""
@@ -175,12 +175,12 @@ def _opened(path: Place, config: Config, dtype: torch.dtype | None) -> _Part:
         )
     source = Source(str(path), None, config)
     opened = source.open()
-    contents = contents_of(opened.wanted, None if dtype is None else str(dtype).removeprefix("torch."))
+    outputs = outputs_of(opened.wanted, None if dtype is None else str(dtype).removeprefix("torch."))
     tied = description_in(parsed_user_metadata(opened.stored.user_metadata, str(path))).get("tied", [])
-    names = {each.name for each in contents.tensors}
+    names = {each.name for each in outputs.tensors}
     groups = [[name for name in group if name in names] for group in tied]
     aliases = {name: group[0] for group in groups for name in group[1:]}
-    return _Part(source.planned_for(opened), opened, contents, aliases)
+    return _Part(source.planned_for(opened), opened, outputs, aliases)
 
 
 class _Writing:
@@ -208,7 +208,7 @@ def _loaded(part: _Part, dtype: torch.dtype | None) -> dict[str, Any]:
     """Loads all values of a part into memory."""
     values = _values_of(part, part.opened.stored.names())
     if dtype is not None:
-        cast = {each.name: getattr(torch, each.dtype) for each in part.contents.tensors}
+        cast = {each.name: getattr(torch, each.dtype) for each in part.outputs.tensors}
         values = {key: value.to(cast[key]) if key in cast else value for key, value in values.items()}
     return part.nested(values)
 
@@ -237,7 +237,7 @@ def _output_folder(path: Path) -> Iterator[_core.Directory]:
 
 
 def _write_model(directory: _core.Directory, part: _Part, aliases: dict[str, str], writing: _Writing) -> None:
-    tensors = [each for each in part.contents.tensors if each.name not in aliases]
+    tensors = [each for each in part.outputs.tensors if each.name not in aliases]
     values = stand_ins(tensors)
     values |= {alias: values[name] for alias, name in aliases.items()} | part.objects()
     _write_state(directory, _MODEL, part, part.nested(values), tensors, writing)
@@ -245,7 +245,7 @@ def _write_model(directory: _core.Directory, part: _Part, aliases: dict[str, str
 
 def _write_optimizer(directory: _core.Directory, part: _Part, fqns: Collection[str], writing: _Writing) -> None:
     """Options are compared to find the groups. So those that are tensors are loaded; they are small."""
-    tensors = part.contents.tensors
+    tensors = part.outputs.tensors
     values = stand_ins(tensors)
     options = {name: values[name] for name in values if name.startswith("param_groups.")}
     loaded = _values_of(part, [*options])
@@ -289,8 +289,8 @@ def _write_safetensors(
 
     Files without their index are not a model, so a crash does not leave a mix of old and new files that looks like one.
     """
-    contents = dataclasses.replace(part.contents, objects={})
-    target = SafetensorsTarget(contents, most_bytes, aliases)
+    outputs = dataclasses.replace(part.outputs, objects={})
+    target = SafetensorsTarget(outputs, most_bytes, aliases)
     folder, at = directory.path, directory.fileno()
     with storage_errors("write", folder):
         before = [name for name in os.listdir(at) if name == INDEX or _SHARD.fullmatch(name)]  # noqa: PTH208

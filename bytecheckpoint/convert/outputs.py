@@ -10,7 +10,7 @@ from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.native import _core
 
-__all__ = ["Contents", "OutputTensor", "contents_of"]
+__all__ = ["OutputTensor", "Outputs", "outputs_of"]
 
 # Only these are converted by `dtype`: 8-bit floats have scales that belong to them.
 _FLOATS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -36,7 +36,7 @@ class OutputTensor:
 
 
 @dataclass(frozen=True)
-class Contents:
+class Outputs:
     """All of a checkpoint that is converted.
 
     Attributes:
@@ -68,7 +68,7 @@ class Contents:
         return listed([f"'{name}' is {dtype}" for name, (_, dtype) in self.opaque.items()])
 
 
-def contents_of(checkpoint: _core.Checkpoint, dtype: str | None) -> Contents:
+def outputs_of(checkpoint: _core.Checkpoint, dtype: str | None) -> Outputs:
     """Returns what is converted.
 
     Args:
@@ -95,4 +95,4 @@ def contents_of(checkpoint: _core.Checkpoint, dtype: str | None) -> Contents:
             tensors.append(OutputTensor(name, stored, tuple(shape), math.prod(shape) * itemsize, itemsize))
     if not tensors and not objects and not opaque:
         raise ConfigError("there is nothing to convert")
-    return Contents(tuple(tensors), objects, opaque, casts)
+    return Outputs(tuple(tensors), objects, opaque, casts)
