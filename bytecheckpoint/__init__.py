@@ -12,154 +12,96 @@ from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint import _reference_names
 
-if TYPE_CHECKING:
-    from bytecheckpoint.checkpoint.digests import Digest, digest
-    from bytecheckpoint.checkpoint.retention import Retention, RetentionReport, prune
-    from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
-    from bytecheckpoint.checkpoint.store_sweep import SweepReport, sweep
-    from bytecheckpoint.checkpoint.verification import verify
-    from bytecheckpoint.config import Config
-    from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
-    from bytecheckpoint.dcp.reader import BcpReader
-    from bytecheckpoint.dcp.save_planner import BcpSavePlanner
-    from bytecheckpoint.dcp.stager import BcpStager
-    from bytecheckpoint.dcp.writer import BcpWriter
-    from bytecheckpoint.errors import CheckpointError
-    from bytecheckpoint.groups import new_group
-    from bytecheckpoint.load_spec.spec import LoadSpec
-    from bytecheckpoint.observability.observers import observe, stop_observing
-    from bytecheckpoint.registration import register, registered, unregister
-    from bytecheckpoint.report import (
-        LoadReport,
-        PlanReport,
-        Problem,
-        RankLoadReport,
-        RankSaveReport,
-        SaveReport,
-        VerifyReport,
+if TYPE_CHECKING:  # each name again as itself: so it is one of the package's own
+    from bytecheckpoint.checkpoint.digests import Digest as Digest
+    from bytecheckpoint.checkpoint.digests import digest as digest
+    from bytecheckpoint.checkpoint.retention import Retention as Retention
+    from bytecheckpoint.checkpoint.retention import RetentionReport as RetentionReport
+    from bytecheckpoint.checkpoint.retention import prune as prune
+    from bytecheckpoint.checkpoint.steps import StepFolder as StepFolder
+    from bytecheckpoint.checkpoint.steps import scan_steps as scan_steps
+    from bytecheckpoint.checkpoint.store_sweep import SweepReport as SweepReport
+    from bytecheckpoint.checkpoint.store_sweep import sweep as sweep
+    from bytecheckpoint.checkpoint.verification import verify as verify
+    from bytecheckpoint.config import Config as Config
+    from bytecheckpoint.dcp.load_planner import BcpLoadPlanner as BcpLoadPlanner
+    from bytecheckpoint.dcp.reader import BcpReader as BcpReader
+    from bytecheckpoint.dcp.save_planner import BcpSavePlanner as BcpSavePlanner
+    from bytecheckpoint.dcp.stager import BcpStager as BcpStager
+    from bytecheckpoint.dcp.writer import BcpWriter as BcpWriter
+    from bytecheckpoint.errors import CheckpointError as CheckpointError
+    from bytecheckpoint.groups import new_group as new_group
+    from bytecheckpoint.load_spec.spec import LoadSpec as LoadSpec
+    from bytecheckpoint.observability.observers import observe as observe
+    from bytecheckpoint.observability.observers import stop_observing as stop_observing
+    from bytecheckpoint.registration import register as register
+    from bytecheckpoint.registration import registered as registered
+    from bytecheckpoint.registration import unregister as unregister
+    from bytecheckpoint.report import LoadReport as LoadReport
+    from bytecheckpoint.report import PlanReport as PlanReport
+    from bytecheckpoint.report import Problem as Problem
+    from bytecheckpoint.report import RankLoadReport as RankLoadReport
+    from bytecheckpoint.report import RankSaveReport as RankSaveReport
+    from bytecheckpoint.report import SaveReport as SaveReport
+    from bytecheckpoint.report import VerifyReport as VerifyReport
+    from bytecheckpoint.staging.background import shutdown as shutdown
+    from bytecheckpoint.staging.merging import merge as merge
+    from bytecheckpoint.staging.merging import scatter as scatter
+    from bytecheckpoint.staging.save_handle import SaveHandle as SaveHandle
+    from bytecheckpoint.state_dicts import async_save_state_dict as async_save_state_dict
+    from bytecheckpoint.state_dicts import load_state_dict as load_state_dict
+    from bytecheckpoint.state_dicts import save_state_dict as save_state_dict
+    from bytecheckpoint.training_state.checkpointers import DDPCheckpointer as DDPCheckpointer
+    from bytecheckpoint.training_state.checkpointers import FSDP2Checkpointer as FSDP2Checkpointer
+    from bytecheckpoint.training_state.checkpointers import FSDPCheckpointer as FSDPCheckpointer
+    from bytecheckpoint.training_state.extra_state import get_rng_state as get_rng_state
+    from bytecheckpoint.training_state.extra_state import set_rng_state as set_rng_state
+    from bytecheckpoint.training_state.latest import latest as latest
+    from bytecheckpoint.training_state.loading import LoadResult as LoadResult
+    from bytecheckpoint.training_state.loading import load as load
+    from bytecheckpoint.training_state.merging import (
+        bytecheckpoint_ckpt_to_pytorch_ckpt as bytecheckpoint_ckpt_to_pytorch_ckpt,
     )
-    from bytecheckpoint.staging.background import shutdown
-    from bytecheckpoint.staging.merging import merge, scatter
-    from bytecheckpoint.staging.save_handle import SaveHandle
-    from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
-    from bytecheckpoint.training_state.checkpointers import DDPCheckpointer, FSDP2Checkpointer, FSDPCheckpointer
-    from bytecheckpoint.training_state.extra_state import get_rng_state, set_rng_state
-    from bytecheckpoint.training_state.latest import latest
-    from bytecheckpoint.training_state.loading import LoadResult, load
-    from bytecheckpoint.training_state.merging import bytecheckpoint_ckpt_to_pytorch_ckpt
-    from bytecheckpoint.training_state.saving import CheckpointReport, save
-    from bytecheckpoint.training_state.tracker import find_latest_ckpt_path
+    from bytecheckpoint.training_state.saving import CheckpointReport as CheckpointReport
+    from bytecheckpoint.training_state.saving import save as save
+    from bytecheckpoint.training_state.tracker import find_latest_ckpt_path as find_latest_ckpt_path
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BcpLoadPlanner",
-    "BcpReader",
-    "BcpSavePlanner",
-    "BcpStager",
-    "BcpWriter",
-    "CheckpointError",
-    "CheckpointReport",
-    "Config",
-    "DDPCheckpointer",
-    "Digest",
-    "FSDP2Checkpointer",
-    "FSDPCheckpointer",
-    "LoadReport",
-    "LoadResult",
-    "LoadSpec",
-    "PlanReport",
-    "Problem",
-    "RankLoadReport",
-    "RankSaveReport",
-    "Retention",
-    "RetentionReport",
-    "SaveHandle",
-    "SaveReport",
-    "StepFolder",
-    "SweepReport",
-    "VerifyReport",
-    "__version__",
-    "async_save_state_dict",
-    "build_info",
-    "bytecheckpoint_ckpt_to_pytorch_ckpt",
-    "digest",
-    "find_latest_ckpt_path",
-    "get_rng_state",
-    "latest",
-    "load",
-    "load_state_dict",
-    "merge",
-    "new_group",
-    "observe",
-    "prune",
-    "register",
-    "registered",
-    "save",
-    "save_state_dict",
-    "scan_steps",
-    "scatter",
-    "set_rng_state",
-    "shutdown",
-    "stop_observing",
-    "sweep",
-    "unregister",
-    "verify",
-]
-
-_HOMES = {
-    "BcpLoadPlanner": "bytecheckpoint.dcp.load_planner",
-    "BcpReader": "bytecheckpoint.dcp.reader",
-    "BcpSavePlanner": "bytecheckpoint.dcp.save_planner",
-    "BcpStager": "bytecheckpoint.dcp.stager",
-    "BcpWriter": "bytecheckpoint.dcp.writer",
-    "CheckpointError": "bytecheckpoint.errors",
-    "CheckpointReport": "bytecheckpoint.training_state.saving",
-    "Config": "bytecheckpoint.config",
-    "DDPCheckpointer": "bytecheckpoint.training_state.checkpointers",
-    "Digest": "bytecheckpoint.checkpoint.digests",
-    "FSDP2Checkpointer": "bytecheckpoint.training_state.checkpointers",
-    "FSDPCheckpointer": "bytecheckpoint.training_state.checkpointers",
-    "LoadReport": "bytecheckpoint.report",
-    "LoadResult": "bytecheckpoint.training_state.loading",
-    "LoadSpec": "bytecheckpoint.load_spec.spec",
-    "PlanReport": "bytecheckpoint.report",
-    "Problem": "bytecheckpoint.report",
-    "RankLoadReport": "bytecheckpoint.report",
-    "RankSaveReport": "bytecheckpoint.report",
-    "Retention": "bytecheckpoint.checkpoint.retention",
-    "RetentionReport": "bytecheckpoint.checkpoint.retention",
-    "SaveHandle": "bytecheckpoint.staging.save_handle",
-    "SaveReport": "bytecheckpoint.report",
-    "StepFolder": "bytecheckpoint.checkpoint.steps",
-    "VerifyReport": "bytecheckpoint.report",
-    "async_save_state_dict": "bytecheckpoint.state_dicts",
-    "bytecheckpoint_ckpt_to_pytorch_ckpt": "bytecheckpoint.training_state.merging",
-    "digest": "bytecheckpoint.checkpoint.digests",
-    "find_latest_ckpt_path": "bytecheckpoint.training_state.tracker",
-    "get_rng_state": "bytecheckpoint.training_state.extra_state",
-    "latest": "bytecheckpoint.training_state.latest",
-    "load": "bytecheckpoint.training_state.loading",
-    "load_state_dict": "bytecheckpoint.state_dicts",
-    "merge": "bytecheckpoint.staging.merging",
-    "new_group": "bytecheckpoint.groups",
-    "observe": "bytecheckpoint.observability.observers",
-    "prune": "bytecheckpoint.checkpoint.retention",
-    "register": "bytecheckpoint.registration",
-    "registered": "bytecheckpoint.registration",
-    "save": "bytecheckpoint.training_state.saving",
-    "save_state_dict": "bytecheckpoint.state_dicts",
-    "scan_steps": "bytecheckpoint.checkpoint.steps",
-    "SweepReport": "bytecheckpoint.checkpoint.store_sweep",
-    "stop_observing": "bytecheckpoint.observability.observers",
-    "sweep": "bytecheckpoint.checkpoint.store_sweep",
-    "scatter": "bytecheckpoint.staging.merging",
-    "set_rng_state": "bytecheckpoint.training_state.extra_state",
-    "shutdown": "bytecheckpoint.staging.background",
-    "unregister": "bytecheckpoint.registration",
-    "verify": "bytecheckpoint.checkpoint.verification",
+# The names of the package, by the module below it that has them. None is imported before somebody asks for it.
+_NAMES = {
+    "checkpoint.digests": "Digest digest",
+    "checkpoint.retention": "Retention RetentionReport prune",
+    "checkpoint.steps": "StepFolder scan_steps",
+    "checkpoint.store_sweep": "SweepReport sweep",
+    "checkpoint.verification": "verify",
+    "config": "Config",
+    "dcp.load_planner": "BcpLoadPlanner",
+    "dcp.reader": "BcpReader",
+    "dcp.save_planner": "BcpSavePlanner",
+    "dcp.stager": "BcpStager",
+    "dcp.writer": "BcpWriter",
+    "errors": "CheckpointError",
+    "groups": "new_group",
+    "load_spec.spec": "LoadSpec",
+    "observability.observers": "observe stop_observing",
+    "registration": "register registered unregister",
+    "report": "LoadReport PlanReport Problem RankLoadReport RankSaveReport SaveReport VerifyReport",
+    "staging.background": "shutdown",
+    "staging.merging": "merge scatter",
+    "staging.save_handle": "SaveHandle",
+    "state_dicts": "async_save_state_dict load_state_dict save_state_dict",
+    "training_state.checkpointers": "DDPCheckpointer FSDP2Checkpointer FSDPCheckpointer",
+    "training_state.extra_state": "get_rng_state set_rng_state",
+    "training_state.latest": "latest",
+    "training_state.loading": "LoadResult load",
+    "training_state.merging": "bytecheckpoint_ckpt_to_pytorch_ckpt",
+    "training_state.saving": "CheckpointReport save",
+    "training_state.tracker": "find_latest_ckpt_path",
 }
+_HOMES = {name: f"bytecheckpoint.{home}" for home, names in _NAMES.items() for name in names.split()}
 
+__all__ = sorted([*_HOMES, "__version__", "build_info"])
 
 # Public submodules. They are attributes of the package even if nobody has imported them.
 _MODULES = (
