@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the inputs that fuzzing started with: ``python3 tests/fuzz/make_seeds.py build/fuzz/corpus``.
+"""Makes the inputs that fuzzing started with: ``PYTHONPATH=tests python3 tests/fuzz/make_seeds.py build/fuzz/corpus``.
 
 They come from ``tests/cpp/data``, the golden checkpoints, and this file. The committed corpora are the part of these
 seeds and of the fuzzer's finds that adds coverage.
@@ -25,6 +25,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from support.goldens import GOLDEN as GOLDENS
 
 TESTS = Path(__file__).parents[1]
 BLOCK = 256 << 10
@@ -151,8 +153,8 @@ def archives() -> Iterator[bytes]:
 def foreign() -> Iterator[bytes]:
     for file in [
         *(TESTS / "cpp" / "data").glob("*.metadata"),
-        *(TESTS / "interop" / "golden" / "stock").rglob("*.metadata"),
-        *(TESTS / "interop" / "golden" / "reference").rglob("*.metadata"),
+        *(GOLDENS / "stock").rglob("*.metadata"),
+        *(GOLDENS / "reference").rglob("*.metadata"),
     ]:
         if file.stat().st_size <= 8192:
             yield file.read_bytes()
@@ -273,7 +275,7 @@ def byte_checkpoint() -> Iterator[bytes]:
 
 
 def ours() -> Iterator[bytes]:
-    for file in (TESTS / "interop" / "golden" / "v1").rglob("*.metadata"):
+    for file in (GOLDENS / "v1").rglob("*.metadata"):
         yield file.read_bytes()
 
 

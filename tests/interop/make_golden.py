@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a golden checkpoint: ``python tests/interop/make_golden.py tests/interop/golden/v1`` for format version 1.
+"""Writes a golden checkpoint: ``python tests/interop/make_golden.py FOLDER/v1`` for format version 1.
 
-``... tests/interop/golden/v2`` writes one with a manifest of version 2, whose tensors are partial.
-``... tests/interop/golden/torch`` writes one under the installed torch, in a directory named after it.
+``... FOLDER/v2`` writes one with a manifest of version 2, whose tensors are partial. ``... FOLDER/torch`` writes one
+under the installed torch, in a directory named after it. ``python tests/support/goldens.py
+tests/interop/golden/ours.tar.xz FOLDER`` then adds it to the others.
 
 Each is made once. If a test of one fails, the format has changed. That needs a new version with its own golden file.
 """

@@ -3,10 +3,11 @@
 
     python -m venv /tmp/reference
     /tmp/reference/bin/pip install bytecheckpoint==0.0.2 'numpy<2'
-    /tmp/reference/bin/python tests/interop/make_reference_golden.py tests/interop/golden/reference
+    /tmp/reference/bin/python tests/interop/make_reference_golden.py FOLDER/reference
 
 Run it from a folder in which Python does not find this package. Beside each checkpoint it writes what was saved, by
-torch.save: ``expected.pt``.
+torch.save: ``expected.pt``. ``python tests/support/goldens.py tests/interop/golden/reference.tar.xz FOLDER`` packs
+them.
 """
 
 from __future__ import annotations

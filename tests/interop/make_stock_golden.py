@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes golden checkpoints with stock DCP: ``python tests/interop/make_stock_golden.py DIRECTORY KIND...``.
+"""Writes golden checkpoints with stock DCP: ``python tests/interop/make_stock_golden.py FOLDER/stock KIND...``.
 
-The installed torch writes them, and they are named after it. The script does not need bytecheckpoint. Some kinds need
+The installed torch writes them, and they are named after it; ``python tests/support/goldens.py
+tests/interop/golden/stock-VERSION.tar.xz FOLDER`` packs them. The script does not need bytecheckpoint. Some kinds need
 the package of their writer: fsspec, zstandard, safetensors, ai2-olmo-core.
 """
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from support.goldens import GOLDEN as GOLDENS
 from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -23,7 +24,7 @@ from bytecheckpoint.cli.app import bcp
 from bytecheckpoint.convert import convert
 from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 
-GOLDEN = Path(__file__).parent / "golden" / "reference"
+GOLDEN = GOLDENS / "reference"
 RUNS = ["ddp_1", "ddp_2", "fsdp_2", "fsdp2_2"]
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.cli_runs import as_json
+from support.goldens import GOLDEN as GOLDENS
 from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -18,7 +19,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from bytecheckpoint import BcpWriter, digest, save_state_dict
 from interop.stock_states import state_of
 
-GOLDEN = Path(__file__).with_name("golden") / "stock"
+GOLDEN = GOLDENS / "stock"
 KINDS = ("dtypes", "files", "fsspec", "mesh", "no_crc", "olmo", "sharded", "threads")
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.equality import assert_equal, raw
+from support.goldens import GOLDEN as GOLDENS
 from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -21,7 +22,7 @@ from bytecheckpoint import BcpLoadPlanner, BcpReader, verify
 from bytecheckpoint.native import _core
 from interop.make_golden import DTYPES, SHARDED_SHAPES, USER_METADATA, golden_state, partial_state, pattern
 
-GOLDEN = Path(__file__).with_name("golden") / "v1"
+GOLDEN = GOLDENS / "v1"
 PARTIAL = GOLDEN.with_name("v2")
 # We wrote each under the version of torch that it is named after.
 OF_TORCH = sorted(GOLDEN.with_name("torch").iterdir())

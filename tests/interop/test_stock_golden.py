@@ -8,7 +8,6 @@ import io
 import pickle
 import pickletools
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.equality import assert_equal, blank, local_tensors, settled, without_strides
+from support.goldens import GOLDEN as GOLDENS
 from support.ranks import failures, run_ranks
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
@@ -27,7 +27,7 @@ from bytecheckpoint.errors import UnsafeObjectError, UnsupportedError
 from bytecheckpoint.native import _core
 from interop.stock_states import Tagged, Version, as_saved, laid_out, state_of
 
-GOLDEN = Path(__file__).with_name("golden") / "stock"
+GOLDEN = GOLDENS / "stock"
 
 
 def kind_of(name: str) -> str:

@@ -23,6 +23,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from support import sharded_states
 from support.equality import assert_equal
+from support.goldens import GOLDEN
 from support.ranks import run_ranks
 from support.seaweedfs import SeaweedFS
 from torch.distributed.checkpoint.api import CheckpointException
@@ -41,7 +42,6 @@ from bytecheckpoint import (
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, StorageError
 from bytecheckpoint.object_store.stores import use_store
 
-GOLDEN = Path(__file__).parents[1] / "interop" / "golden"
 # Kinds whose other keys load only on several ranks, into targets of their own, or if a class is trusted.
 KEYS = {"no_collectives": {"whole", "mine"}, "v2": {"whole", "step"}, "subclass": {"plain"}, "wrapper": {"plain"}}
 # Kinds that load from no place, and such that need targets of their own: these fail alike.

@@ -16,11 +16,12 @@ from click.testing import CliRunner, Result
 
 from bytecheckpoint import BcpWriter
 from bytecheckpoint.cli.app import bcp
+from support.goldens import GOLDEN as GOLDENS
 
 __all__ = ["HOSTILE", "STOCK", "as_json", "run", "save", "start", "state", "stock"]
 
 ROOT = Path(__file__).parents[2]
-STOCK = ROOT / "tests" / "interop" / "golden" / "stock"
+STOCK = GOLDENS / "stock"
 # A key that, printed as it is, would end the line, colour it, reorder it, and look like another key.
 HOSTILE = "a\n\x1b[31m\u202eb\u05d0\\n\x9b'"
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from support.goldens import GOLDEN as GOLDENS
+
 __all__ = ["save_as_reference"]
 
-_GOLDEN = Path(__file__).parents[1] / "interop" / "golden" / "reference" / "ddp_1"
+_GOLDEN = GOLDENS / "reference" / "ddp_1"
 
 
 def save_as_reference(root: Path, step: int) -> Path:

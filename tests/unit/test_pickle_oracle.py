@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.goldens import GOLDEN as GOLDENS
 
 from bytecheckpoint._testing import read_pickle
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, UnsupportedError
@@ -161,7 +162,7 @@ def test_plain_values(value: Any, protocol: int) -> None:
 
 def metadata_pickles() -> list[bytes]:
     """Returns metadata of DCP, of all versions with golden files, and ours, whose first part is the pickle."""
-    files = [*TESTS.joinpath("cpp/data").glob("*.metadata"), *TESTS.joinpath("interop/golden").rglob("*.metadata")]
+    files = [*TESTS.joinpath("cpp/data").glob("*.metadata"), *GOLDENS.rglob("*.metadata")]
     return [file.read_bytes() for file in sorted(files)]
 
 
