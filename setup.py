@@ -92,8 +92,8 @@ TORCH_MODULE = "csrc/bindings/torch_module.cpp"
 TESTING_MODULE = "csrc/testing/testing_module.cpp"
 TORCH_TENSOR = "csrc/bridge/torch_tensor.cpp"  # the only one that sees torch
 
-# Other builds than the one that is installed. Those with a macro differ from it below the bindings, and link the
-# bindings' objects of it, which must be there: those take minutes.
+# Other builds than the one that is installed. Those with a macro link its objects, which must be there, in place of all
+# that the macro does not change.
 VARIANTS = {
     "": None,
     "failpoints": "BCP_FAILPOINTS",  # for the crash tests alone; the installed package has none
@@ -106,7 +106,7 @@ if VARIANT not in VARIANTS:
 OLDEST_TORCH = (2, 10)
 if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
     raise SystemExit(f"torch {torch.__version__} is too old: bytecheckpoint needs torch 2.10 or newer")
-LINKS_ORDINARY_BINDINGS = VARIANTS[VARIANT] is not None
+LINKS_ORDINARY = VARIANTS[VARIANT] is not None
 # Not vptr: it compares type information, of which each library has its own with hidden names.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"] * (VARIANT == "asan")
 # One place for them whatever command builds, pip's included, so that only what has changed is compiled.
@@ -114,7 +114,7 @@ OBJECTS = ROOT / "build" / "objects"
 
 OPTIONS = {
     "include_dirs": [str(ROOT), str(Path(torch.__file__).parent / "include")],  # torch's has pybind11
-    "define_macros": [("_GNU_SOURCE", None), *([(VARIANTS[VARIANT], None)] if LINKS_ORDINARY_BINDINGS else [])],
+    "define_macros": [("_GNU_SOURCE", None), *([(VARIANTS[VARIANT], None)] if LINKS_ORDINARY else [])],
     "extra_compile_args": [
         "-std=c++20",  # which the headers of newer torch need; the C++ tests compile the same as C++17
         "-O1" if VARIANT in ("failpoints", "asan") else "-O3",
@@ -206,6 +206,13 @@ PLANNER = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc" / "plann
 UP_TO_ENGINE = [NO_DEVICE_SOURCE, *PLANNER, *(layer(name) for name in LAYERS if name != "planner")]
 
 
+def has_failpoints(source: str) -> bool:
+    """Whether the macro of the failpoints changes a source, or one that it includes."""
+    text = (ROOT / source).read_text()
+    included = re.findall(r'^#include "(csrc/.+[.]cpp)"', text, re.MULTILINE)
+    return "failpoint" in text.lower() or any(map(has_failpoints, included))
+
+
 def object_of(source: str, directory: Path) -> str:
     return str((directory / source).with_suffix(".o"))
 
@@ -219,20 +226,28 @@ class Build(BuildExtension):
 
     def build_extension(self, ext: Extension) -> None:
         root = Path(self.build_temp)
+
+        def below(sources: Iterable[str]) -> list[str]:
+            """Objects that the first module has compiled; of sources that this variant leaves as they are, by the
+            ordinary build."""
+            return [
+                object_of(source, (OBJECTS if LINKS_ORDINARY and not has_failpoints(source) else root) / CORE)
+                for source in sources
+            ]
+
         self.build_temp = str(root / ext.name)  # bindings that both have differ by the name of the module
-        if LINKS_ORDINARY_BINDINGS:
+        if LINKS_ORDINARY:
             # The first of the bindings says what is in the build.
-            own = [source for source in ext.sources if source in UP_TO_ENGINE or source.endswith("_module.cpp")]
+            own = [source for source in ext.sources if source.endswith("_module.cpp") or has_failpoints(source)]
             ext.extra_objects = [object_of(source, OBJECTS / ext.name) for source in ext.sources if source not in own]
             ext.sources = own
             if missing := [path for path in ext.extra_objects if not Path(path).exists()]:
                 raise SystemExit(f"BCP_BUILD_VARIANT={VARIANT} needs the objects of the ordinary build: {missing[0]}")
         if ext.name == TESTING:
-            ext.extra_objects += [object_of(source, root / CORE) for source in UP_TO_ENGINE]
+            ext.extra_objects += below(UP_TO_ENGINE)
         if ext.name == TORCH:
             nvcc = find_nvcc()
-            below = [source for source in UP_TO_ENGINE if nvcc is None or source != NO_DEVICE_SOURCE]
-            ext.extra_objects += [object_of(source, root / CORE) for source in below]
+            ext.extra_objects += below(each for each in UP_TO_ENGINE if nvcc is None or each != NO_DEVICE_SOURCE)
             if nvcc is not None:
                 device_code = Path(object_of(DEVICE_SOURCE, OBJECTS / TORCH))
                 if not VARIANT:

@@ -10,6 +10,7 @@ default group is no substitute, because the call may use another group.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -105,6 +106,10 @@ class CallContext:
         said = _explicit.get()
         if said is not None and said._is_of(asking):
             return said
+        found: CallContext | None = getattr(_found, "context", None)
+        _found.context = None
+        if found is not None and found.is_running() and found.planner is asking:
+            return found
         call, variables = find_call(*flow)
         if call is None:
             return cls()
@@ -112,7 +117,12 @@ class CallContext:
         context = cls(call)
         context.as_given = plan(variables) if plan else ""
         context._fill(variables.get(storage), variables, knows_ranks=holds(EXCHANGE))
+        if context.is_with(asking):
+            _found.context = context
         return context
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CallContext, ()  # a copy of a planner is in no call
 
     def _fill(self, storage: object, arguments: Mapping[str, Any], *, knows_ranks: bool) -> None:
         self._storage, self._planner = _weakly(storage), _weakly(arguments.get("planner"))
@@ -141,6 +151,10 @@ class CallContext:
         is_first = self._storage() is asking and not self._is_taken
         self._is_taken = self._is_taken or is_first
         return is_first
+
+    def is_running(self) -> bool:
+        """Returns whether this thread is still in the call; False if the call is not known."""
+        return self.call is not None and self.call.is_of_this_thread() and self.call.is_running()
 
     @property
     def is_explicit(self) -> bool:
@@ -248,6 +262,8 @@ def _weakly(value: Any) -> Callable[[], Any]:
 
 
 _explicit: ContextVar[CallContext | None] = ContextVar("bytecheckpoint_call", default=None)
+# The context that the last hook of a writer or reader in this thread found. The next hook is one of the call's planner.
+_found = threading.local()
 
 
 @contextmanager

@@ -101,6 +101,7 @@ class BcpSavePlanner(DefaultSavePlanner):
     ) -> None:
         require(SAVE_AND_LOAD)
         self._path: object = None
+        self._call_context = CallContext()
         super().__init__(
             flatten_state_dict, flatten_sharded_tensors, dedup_replicated_tensors, dedup_save_to_lowest_rank
         )
@@ -133,7 +134,9 @@ class BcpSavePlanner(DefaultSavePlanner):
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
         """Keeps what is to be saved of the state dict, flattened if ``flatten_state_dict``."""
-        CallContext.of_save(self)  # from here on the call sends failures safely, with any storage writer
+        self._call_context = CallContext.of_save(
+            self
+        )  # from here on the call sends failures safely, with any storage writer
         self._path = getattr(storage_meta, "checkpoint_id", None)
         if not self.flatten_state_dict:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
@@ -291,7 +294,12 @@ class BcpSavePlanner(DefaultSavePlanner):
         return plans, metadata
 
     def _gaps(self) -> str:
-        return gaps_of_save(self.config, CallContext.of_save(self).use_collectives)
+        return gaps_of_save(self.config, self._save_context().use_collectives)
+
+    def _save_context(self) -> CallContext:
+        if not self._call_context.is_running():  # a subclass has not called `set_up_planner`, or nothing is known
+            self._call_context = CallContext.of_save(self)
+        return self._call_context
 
     def _tree_threshold(self) -> int | None:
         """Returns the number of ranks above which plans go through a tree; None if the ranks cannot exchange plans."""
@@ -304,7 +312,7 @@ class BcpSavePlanner(DefaultSavePlanner):
 
     def _copies_of(self, state: _C.LocalState) -> _C.CopiesOfState | None:
         """Returns what other ranks may hold copies of; None if this rank saves alone."""
-        context = CallContext.of_save(self)
+        context = self._save_context()
         if context.size == 1 or context.use_collectives is False or (context.size == 0 and not _has_other_ranks()):
             return None
         compares = self.config.differing_copies != "trust"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from bytecheckpoint import (
     save_state_dict,
 )
 from bytecheckpoint.compat import frames as _calls
+from bytecheckpoint.dcp import call_context
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.staging import leases as _stays
 
@@ -234,3 +236,32 @@ def test_the_future_of_async_save_ends_the_stay_whoever_writes(
         assert torch.equal(got["w"], one(number)["w"])
     for _, planner in kept:  # its state refers to memory that later states use by now
         vars(planner).clear()
+
+
+@pytest.mark.parametrize("planner", [lambda: None, BcpSavePlanner])
+@pytest.mark.parametrize("writer", [BcpWriter, FileSystemWriter])
+def test_the_first_hook_hands_the_call_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any, planner: Any
+) -> None:
+    """Nobody looks for the call again: each look goes through all frames of the thread."""
+    looks: list[str] = []
+    look = call_context.find_call
+    monkeypatch.setattr(call_context, "find_call", lambda *flow: looks.append(flow[1]) or look(*flow))
+    state = {"a": torch.ones(3), "nested": {"b": 1}}
+    given = planner()
+    for _ in range(2):  # with one planner, one call after the other
+        dcp.save(state, storage_writer=writer(tmp_path), planner=given, no_dist=True)
+        is_ours = writer is BcpWriter or given is not None
+        assert looks == ["_save_state_dict"] * is_ours
+        looks.clear()
+    dcp.load(state, storage_reader=BcpReader(tmp_path), no_dist=True)
+    assert looks == ["_load_state_dict"]
+
+
+def test_a_copy_of_a_planner_is_in_no_call(tmp_path: Path) -> None:
+    planner = BcpSavePlanner()
+    dcp.save({"a": torch.ones(3)}, storage_writer=BcpWriter(tmp_path), planner=planner, no_dist=True)
+    planner.set_up_planner({"b": torch.ones(3)})
+    for again in (copy.deepcopy(planner), pickle.loads(pickle.dumps(planner))):
+        assert again._call_context.call is None
+        assert again.state_dict.keys() == {"b"}
