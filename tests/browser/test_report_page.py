@@ -242,7 +242,7 @@ def test_a_reload_shows_the_same(one_report: Path, open_page: Callable[..., Any]
 def test_trends(one_report: Path, open_page: Callable[..., Any]) -> None:
     page = open_page(one_report)
     page.locator('#trend-choice [data-key="throughput"]').click()
-    assert re.search(r"fastest save \d+\.\d\d GB/s", page.locator("#trend-chart .legend").text_content())
+    assert re.search(r"fastest save \d[\d.]* GB/s", page.locator("#trend-chart .legend").text_content())
     assert page.locator("#trend-note").inner_text() == "Dashed: the fastest save and load of the run."
     page.locator('#trend-choice [data-key="size"]').click()
     assert marks_in(page, "trend-chart") == 5
