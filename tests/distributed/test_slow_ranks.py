@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.ending_ranks import EndingRanks
 from support.slow_ranks import FINDING_OF, save_steps
 
 from bytecheckpoint.observability import read_journal
@@ -30,16 +31,16 @@ def found_in_steps(run: Path) -> Counter[tuple[int | None, str, str]]:
 
 
 @pytest.mark.parametrize("kind", FINDING_OF)
-def test_the_slow_rank_is_named(tmp_path: Path, kind: str) -> None:
+def test_the_slow_rank_is_named(tmp_path: Path, ending_ranks: EndingRanks, kind: str) -> None:
     if kind == "storage" and shutil.which("cc") is None:
         pytest.skip("A RANK WITH SLOW STORAGE IS NOT TESTED: there is no C compiler")
-    save_steps(tmp_path, STEPS, kind=kind, slow=SLOW)
+    save_steps(ending_ranks, tmp_path, STEPS, kind=kind, slow=SLOW)
     found = found_in_steps(tmp_path)
     assert found.pop((SLOW, *FINDING_OF[kind])) == len(STEPS)
     assert set(found.values()) <= BY_CHANCE, found
 
 
-def test_a_healthy_run_names_nobody(tmp_path: Path) -> None:
-    save_steps(tmp_path, STEPS)
+def test_a_healthy_run_names_nobody(tmp_path: Path, ending_ranks: EndingRanks) -> None:
+    save_steps(ending_ranks, tmp_path, STEPS)
     found = found_in_steps(tmp_path)
     assert set(found.values()) <= BY_CHANCE, found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs blocks of a page one after the other, as a reader would type them: ``run_page.py PAGE LINE...``.
+"""Runs blocks of a page one after the other, as a reader would type them.
 
 Python blocks share the names of ``__main__``. ``bcp`` must print what the page shows.
 """
@@ -10,9 +10,13 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from snippets import Snippet, snippets_of
+
+__all__ = ["run"]
 
 
 def _run_ranks(snippet: Snippet) -> None:
@@ -35,8 +39,8 @@ def _run_commands(snippet: Snippet) -> None:
         assert printed.splitlines() == wanted, f"{command} printed\n{printed}"
 
 
-def _main() -> None:
-    page, *lines = sys.argv[1:]
+def run(page: str, lines: Sequence[str], names: dict[str, Any]) -> None:
+    """Runs the blocks of a page that begin in ``lines``; those of Python with ``names``."""
     os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     for snippet in snippets_of(Path(page)):
         if str(snippet.line) not in lines:
@@ -48,8 +52,4 @@ def _main() -> None:
             _run_commands(snippet)
         else:
             code = "\n" * (snippet.line - 1) + snippet.code  # so that a traceback shows line numbers of the page
-            exec(compile(code, str(snippet.page), "exec"), globals())
-
-
-if __name__ == "__main__":
-    _main()
+            exec(compile(code, str(snippet.page), "exec"), names)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from snippets import PAGES, ROOT, Snippet, snippets_of
+from support.ending_ranks import EndingRanks, run_script
 
 LIMIT_S = 150.0
 # By the package that a snippet may need: what the skip says without it.
@@ -22,28 +22,40 @@ NOT_TESTED = {
 }
 
 
-def run(snippets: Sequence[Snippet], folder: Path) -> str:
-    """Returns what the snippets of one page print, run in ``folder``. Their processes are gone when this returns."""
-    page = snippets[0].page
-    lines = [str(snippet.line) for snippet in snippets]
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("BYTECHECKPOINT_")}
-    runner = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("run_page.py")), str(page), *lines],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-    try:
-        out, _ = runner.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(runner.pid, signal.SIGKILL)
-        out, _ = runner.communicate()
-        raise AssertionError(f"not done after {LIMIT_S:g} s:\n{out}") from None
-    assert runner.returncode == 0, out
-    return out
+# What stands between a reader's interpreter and the process that is forked for a page.
+AS_A_READER = """
+import os, sys
+pid_file, folder, here, root, page, *lines = sys.argv[1:]
+os.setsid()  # so that all processes of the page can be ended
+open(pid_file, "w").write(str(os.getpid()))
+os.chdir(folder)
+for name in [name for name in os.environ if name.startswith("BYTECHECKPOINT_")]:
+    del os.environ[name]
+os.environ["PYTHONPATH"] = root
+sys.path[:0] = [here]
+import run_page
+run_page.run(page, lines, globals())
+"""
+Run = Callable[[Sequence[Snippet], Path], str]
+
+
+@pytest.fixture
+def run(ending_ranks: EndingRanks, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Returns a function that runs snippets of one page in a folder, and returns what they print."""
+
+    def run(snippets: Sequence[Snippet], folder: Path) -> str:
+        pid_file = tmp_path_factory.mktemp("page") / "pid"
+        page, lines = snippets[0].page, [snippet.line for snippet in snippets]
+        arguments = (pid_file, folder, Path(__file__).parent, ROOT, page, *lines)
+        (ended,) = ending_ranks.run(1, run_script, AS_A_READER, *arguments, limit_s=LIMIT_S)
+        if ended.code is None:
+            with suppress(ProcessLookupError):
+                os.killpg(int(pid_file.read_text()), signal.SIGKILL)
+            raise AssertionError(f"not done after {LIMIT_S:g} s:\n{ended.said}")
+        assert ended.code == 0, ended.said
+        return ended.said
+
+    return run
 
 
 def with_snippets(needs: bool) -> list[object]:
@@ -52,12 +64,12 @@ def with_snippets(needs: bool) -> list[object]:
 
 
 @pytest.mark.parametrize("snippets", with_snippets(needs=False))
-def test_snippets_run_in_their_order(snippets: list[Snippet], tmp_path: Path) -> None:
+def test_snippets_run_in_their_order(snippets: list[Snippet], tmp_path: Path, run: Run) -> None:
     run(snippets, tmp_path)
 
 
 @pytest.mark.parametrize("name", NOT_TESTED)
-def test_snippets_that_need_a_package(name: str, tmp_path: Path) -> None:
+def test_snippets_that_need_a_package(name: str, tmp_path: Path, run: Run) -> None:
     if find_spec(name) is None:
         pytest.skip(NOT_TESTED[name])
     snippets = [snippet for page in PAGES for snippet in snippets_of(page) if snippet.needs == name]
@@ -65,7 +77,7 @@ def test_snippets_that_need_a_package(name: str, tmp_path: Path) -> None:
     run(snippets, tmp_path)
 
 
-def test_the_quickstart_resumes(tmp_path: Path) -> None:
+def test_the_quickstart_resumes(tmp_path: Path, run: Run) -> None:
     (script,) = [snippet for snippet in snippets_of(ROOT / "README.md") if snippet.num_ranks]
     assert "begins at step 0\n" in run([script], tmp_path)
     assert "begins at step 20\n" in run([script], tmp_path)
