@@ -11,11 +11,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.ending_ranks import EndingRanks, run_script
 
 from bytecheckpoint.native import _C
 
@@ -24,11 +26,26 @@ AT_ONCE = ("--repetitions", "1", "--warm-gib", "0", "--idle-limit-s", "0")
 TINY = ("--gigabytes", "0.016")
 
 
-def run(script: str, *arguments: str) -> str:
-    command = [sys.executable, str(SCRIPTS / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+# What stands between `python SCRIPT` and the process that is forked for it.
+AS_A_SCRIPT = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def run(ending_ranks: EndingRanks) -> Run:
+    """Returns a function that runs a script with arguments, and returns what it prints."""
+
+    def run(script: str, *arguments: str) -> str:
+        (ended,) = ending_ranks.run(1, run_script, AS_A_SCRIPT, SCRIPTS / script, *arguments, limit_s=120.0)
+        assert ended.code == 0, ended.said
+        return ended.said
+
+    return run
 
 
 def module_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -50,7 +67,7 @@ def skip_without_direct_io(directory: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compared(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
     """Returns the JSON file of a comparison with small tensors, which includes the disk where that is possible."""
     folder = tmp_path_factory.mktemp("compare")
     file = folder / "small.json"
@@ -88,7 +105,7 @@ def test_results_are_read_back(compared: Path, monkeypatch: pytest.MonkeyPatch) 
             assert comparison.gb_per_s(name, action) > 0.0
 
 
-def test_plot(compared: Path, tmp_path: Path) -> None:
+def test_plot(compared: Path, tmp_path: Path, run: Run) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("PLOT NOT DRAWN: matplotlib is missing; `make bench` installs it")
     figure = tmp_path / "figure.png"
@@ -96,7 +113,7 @@ def test_plot(compared: Path, tmp_path: Path) -> None:
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_disk(tmp_path: Path) -> None:
+def test_disk(tmp_path: Path, run: Run) -> None:
     skip_without_direct_io(tmp_path)
     file = tmp_path / "disk.json"
     run("disk.py", *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
@@ -106,7 +123,7 @@ def test_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_memory(tmp_path: Path) -> None:
+def test_memory(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "memory.json"
     run("memory.py", *TINY, "--only", "bytecheckpoint", "--dir", str(tmp_path), "--json", str(file))
     figures = json.loads(file.read_text())["bytes"]["bytecheckpoint"]
@@ -116,14 +133,14 @@ def test_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_checks(tmp_path: Path) -> None:
+def test_checks(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "checks.json"
     run("checks.py", *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
     assert json.loads(file.read_text())["seconds"].keys() == {"load", "load without"}
 
 
 @pytest.mark.long
-def test_verify(tmp_path: Path) -> None:
+def test_verify(tmp_path: Path, run: Run) -> None:
     skip_without_direct_io(tmp_path)
     file = tmp_path / "verify.json"
     run("verify.py", *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
@@ -131,7 +148,7 @@ def test_verify(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_threads(tmp_path: Path) -> None:
+def test_threads(tmp_path: Path, run: Run) -> None:
     if not _C.is_in_memory("/dev/shm", 0.0):
         pytest.skip("BENCHMARK OF THREADS NOT RUN: /dev/shm is no tmpfs")
     file = tmp_path / "threads.json"
@@ -143,14 +160,14 @@ def test_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_objects(tmp_path: Path) -> None:
+def test_objects(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "objects.json"
     run("objects.py", "--repetitions", "2", "--turn-ms", "1", "--idle-limit-s", "0", "--json", str(file))
     for by_contender in json.loads(file.read_text())["microseconds"].values():
         assert {len(turns) for turns in by_contender.values()} == {2}
 
 
-def test_gpu_stall_without_a_gpu(tmp_path: Path) -> None:
+def test_gpu_stall_without_a_gpu(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "stall.json"
     mixed = ("--gigabytes", "0.002", "--tensors", "12")
     small = ("--small-gigabytes", "0.0001", "--small-tensors", "10")
@@ -166,7 +183,7 @@ def test_gpu_stall_without_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_gpu_stall_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+def test_gpu_stall_says_that_there_is_no_gpu(tmp_path: Path, run: Run) -> None:
     if torch.cuda.is_available():
         pytest.skip("THE ANSWER OF A MACHINE WITHOUT A GPU IS NOT TESTED: this one has one")
     file = tmp_path / "stall.json"
@@ -175,14 +192,16 @@ def test_gpu_stall_says_that_there_is_no_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_load_hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+def test_load_hf(tmp_path: Path, ranks: int) -> None:
     if importlib.util.find_spec("safetensors") is None:
         pytest.skip("LOADS OF SAFETENSORS NOT MEASURED: safetensors is missing; `make bench` installs it")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "fastsafetensors.py").write_text("import os\n\nos.abort()\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
     file = tmp_path / "loads.json"
-    run("load_hf.py", "--ranks", str(ranks), *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
+    command = [sys.executable, str(SCRIPTS / "load_hf.py"), "--ranks", str(ranks), *TINY, *AT_ONCE]
+    command += ["--dir", str(tmp_path), "--json", str(file)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "broken")}  # which a new process alone looks at
+    subprocess.run(command, check=True, timeout=120, env=environment)
     kept = json.loads(file.read_text())
     assert kept["command"].startswith(f"python benchmarks/load_hf.py --ranks {ranks} --gigabytes 0.016")
     assert {"bytecheckpoint", "DCP's HuggingFaceStorageReader"} <= kept["seconds"].keys()
@@ -194,7 +213,7 @@ def test_load_hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) ->
 
 
 @pytest.mark.long
-def test_sharing(tmp_path: Path) -> None:
+def test_sharing(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "sharing.json"
     sizes = ("--ranks", "2", "--gigabytes", "0.05", "--repetitions", "1", "--idle-limit-s", "0")
     run("sharing.py", *sizes, "--dir", str(tmp_path), "--json", str(file))
@@ -210,7 +229,7 @@ def test_sharing(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_ranks(tmp_path: Path) -> None:
+def test_ranks(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "ranks.json"
     run("ranks.py", "--ranks", "2", "--tensors", "20", *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
     kept = json.loads(file.read_text())
@@ -219,7 +238,7 @@ def test_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_copies(tmp_path: Path) -> None:
+def test_copies(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "copies.json"
     tiny = ("--gigabytes", "0.001", "--tensors", "3")
     run("copies.py", *tiny, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
@@ -229,7 +248,7 @@ def test_copies(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_fsdp1(tmp_path: Path) -> None:
+def test_fsdp1(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "fsdp1.json"
     tiny = ("embedding", "--ranks", "2", "--gigabytes", "0.001", "--only", "decompose; merge")
     run("fsdp1.py", *tiny, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
@@ -239,7 +258,7 @@ def test_fsdp1(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_planning(tmp_path: Path) -> None:
+def test_planning(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "planning.json"
     sizes = ("--ranks", "20", "40", "--stock-ranks", "20", "--repetitions", "1", "--idle-limit-s", "0")
     run("planning.py", *sizes, "--json", str(file))
@@ -255,7 +274,7 @@ def test_planning(tmp_path: Path) -> None:
         assert ours["chunks"] >= stock["chunks"]  # ours splits tensors between ranks
 
 
-def test_plan_tree(tmp_path: Path) -> None:
+def test_plan_tree(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "plan_tree.json"
     slow = ("--latency-us", "5000", "--gb-per-s", "1")
     out = run("plan_tree.py", "fsdp", "--ranks", "2", "30", "--fan-out", "2", *slow, "--json", str(file))
@@ -270,7 +289,7 @@ def test_plan_tree(tmp_path: Path) -> None:
     assert all(row["flat"]["sum_s"] >= 2 * (row["ranks"] - 1) * 0.005 for row in kept["figures"])
 
 
-def test_observability(tmp_path: Path) -> None:
+def test_observability(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "observability.json"
     sizes = ("--ranks", "4", "16", "--saves", "3", "4", "--repetitions", "1", "--idle-limit-s", "0")
     run("observability.py", *sizes, "--json", str(file))
@@ -328,7 +347,7 @@ def test_runs_are_compared_beyond_their_noise(
     assert ("seconds, bytecheckpoint, save" in done.stdout) == ("1 same" not in said)
 
 
-def test_tables_of_what_was_measured_are_compared_and_settings_are_not(tmp_path: Path) -> None:
+def test_tables_of_what_was_measured_are_compared_and_settings_are_not(tmp_path: Path, run: Run) -> None:
     """Of memory.py and stall.py, which have `bytes` as a table and as a setting. Doing nothing is no yardstick."""
     for name, nothing in (("old.json", 1e-6), ("new.json", 9e-6)):
         beside = {"no save": {"return_s": [nothing] * 5}, "bytecheckpoint": {"return_s": STEADY}}
@@ -343,7 +362,7 @@ def test_tables_of_what_was_measured_are_compared_and_settings_are_not(tmp_path:
 
 
 @pytest.mark.long
-def test_all_benchmarks_are_kept_in_one_file(tmp_path: Path) -> None:
+def test_all_benchmarks_are_kept_in_one_file(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "all.json"
     run("bench_all.py", "--only", "observability", "--output", str(file))
     kept = json.loads(file.read_text())["runs"]["observability"]
@@ -353,7 +372,7 @@ def test_all_benchmarks_are_kept_in_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_phases(tmp_path: Path, ranks: int) -> None:
+def test_phases(tmp_path: Path, ranks: int, run: Run) -> None:
     file = tmp_path / "phases.json"
     out = run("phases.py", *TINY, *AT_ONCE, "--ranks", str(ranks), "--dir", str(tmp_path), "--json", str(file))
     assert "planning, metadata and commit" in out
@@ -363,7 +382,7 @@ def test_phases(tmp_path: Path, ranks: int) -> None:
 
 
 @pytest.mark.long
-def test_stall(tmp_path: Path) -> None:
+def test_stall(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "stall.json"
     tiny = ("small", "--gigabytes", "0.001", "--window-s", "0.05", "--only", "dcp-thread,bytecheckpoint,no save")
     run("stall.py", *tiny, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
@@ -374,7 +393,7 @@ def test_stall(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_demo_of_asynchronous_saves(tmp_path: Path) -> None:
+def test_the_demo_of_asynchronous_saves(tmp_path: Path, run: Run) -> None:
     png = tmp_path / "steps.png"
     tiny = ("--steps", "4", "--every", "2", "--dim", "64", "--layers", "1", "--batch", "1")
     out = run("../demo/async_training.py", *tiny, "--dir", str(tmp_path), "--png", str(png))
