@@ -19,6 +19,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from support.preloaded import PRELOADED
 
 __all__ = ["RanksFailed", "failures", "forked_with", "run_ranks"]
@@ -91,26 +93,25 @@ def run_ranks(
     return [pickle.loads(o.value) for rank, o in enumerate(outcomes) if o is not None and rank != may_die]
 
 
+# Servers that have imported more, by what. They stay until this process ends.
+_others: dict[tuple[str, ...], forkserver.ForkServer] = {}
+
+
 @contextlib.contextmanager
 def forked_with(*modules: str) -> Iterator[None]:
     """Within this context, ranks are forked from a server that has also imported ``modules``."""
-    paths = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), paths)))
-    try:
-        _begin_server_anew([*_PRELOADED, *modules])
-    finally:
-        if paths is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = paths
-    yield
-    _begin_server_anew(_PRELOADED)
-
-
-def _begin_server_anew(preloaded: list[str]) -> None:
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    _CONTEXT.set_forkserver_preload(preloaded)
-    forkserver.ensure_running()
+    if modules not in _others:
+        paths = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", paths)
+            server = forkserver.ForkServer()
+            server.set_forkserver_preload([*_PRELOADED, *modules])
+            server.ensure_running()
+        _others[modules] = server
+    with pytest.MonkeyPatch.context() as patch:
+        # What multiprocessing calls when a process starts.
+        patch.setattr(forkserver, "connect_to_new_process", _others[modules].connect_to_new_process)
+        yield
 
 
 def failures(call: Callable[[], Any]) -> dict[int, BaseException]:
