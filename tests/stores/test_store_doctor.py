@@ -11,7 +11,7 @@ import pytest
 from support.cli_runs import as_json, run
 from support.s3_stand_in import LIKE_CEPH_16, LIKE_SWIFT, S3StandIn, Ways
 
-from bytecheckpoint.cli.machine import Finding
+from bytecheckpoint.cli.machine import Condition
 from bytecheckpoint.cli.stores import findings_of_store
 from bytecheckpoint.object_store.client import StoreClient
 
@@ -35,9 +35,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3StandIn]:
         yield server
 
 
-def told(server: S3StandIn, *, broken: int = 0) -> dict[str, list[Finding]]:
+def told(server: S3StandIn, *, broken: int = 0) -> dict[str, list[Condition]]:
     """Returns what is said of the store, by the name of the finding. Nothing may be left there."""
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[Condition]] = {}
     for finding in findings_of_store(URL):
         found.setdefault(finding.name, []).append(finding)
     assert sum(each.state == "broken" for of_name in found.values() for each in of_name) == broken
