@@ -16,12 +16,12 @@ from bytecheckpoint.errors import CheckpointError, SaveFailedError, StorageError
 from bytecheckpoint.native import _C
 from bytecheckpoint.object_store.urls import is_store_url
 
-__all__ = ["check_handed_in", "explaining_unseen", "save_failed", "say_files_stay", "to_hand_in"]
+__all__ = ["check_handed_in", "error_to_send", "explaining_unseen", "save_failed", "say_files_stay"]
 
 _UNDONE = " and was undone"
 
 
-def to_hand_in(error: BaseException, session: SaveSession) -> BaseException:
+def error_to_send(error: BaseException, session: SaveSession) -> BaseException:
     """Returns ``error``, which is being handled, in a form that can be sent to other ranks.
 
     The traceback is kept as a text note. Its frames are dropped, because they would keep the job, its threads and its

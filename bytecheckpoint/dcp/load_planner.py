@@ -152,7 +152,7 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             refuse_casts=self._why_not_cast,
         )
         self._items = PlanItems(plan)
-        self._items.may_stay = _hooks.are_own(self, "create_global_plan")
+        self._items.may_send_handle = _hooks.are_own(self, "create_global_plan")
         self._items.fills = LoadTargets(
             self.state_dict,
             getattr(self, "original_state_dict", self.state_dict).keys(),

@@ -271,10 +271,10 @@ class BcpReader(StorageReader):
         to_read = plan_to_read(checkpoint, plan)
         # The ring's pages are touched in the background while the ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
-        stays = False
-        if isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan"):
-            plan.items.stay()
-            stays = True
+        items, sends_handle = plan.items, False
+        if isinstance(items, PlanItems) and items.may_send_handle and _hooks.are_own(self, "prepare_global_plan"):
+            items.send_handle()
+            sends_handle = True
         self._phases.end("plan_s")
         # Ranks that saved without collectives made one save each, so their ids differ. Either all ranks of a load read
         # such a part, or none does.
@@ -288,11 +288,11 @@ class BcpReader(StorageReader):
             _ALONE if is_alone else checkpoint.save_id,
             asked,
             # If `read_data` is ours, nothing in it fails before its exchange.
-            comes=not is_alone and _hooks.are_own(self, "read_data") and self._call.all_ranks_read(self),
+            reads_with_others=not is_alone and _hooks.are_own(self, "read_data") and self._call.all_ranks_read(self),
             num_bytes=to_read.num_bytes,
         )
         plan = dataclasses.replace(plan, storage_data=intent)
-        note_looks(plan, self._is_coordinator and not stays)
+        note_looks(plan, self._is_coordinator and not sends_handle)
         return plan
 
     @noting_failure

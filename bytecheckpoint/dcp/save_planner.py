@@ -34,7 +34,7 @@ from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, di
 from bytecheckpoint.planning.plan_items import PlanItems, source_of
 from bytecheckpoint.planning.plan_tree import PlanTree
 from bytecheckpoint.planning.rank_plan import RankPlan, check_ranks, checksums_of_copies
-from bytecheckpoint.planning.shared_item import WritePart
+from bytecheckpoint.planning.write_part import WritePart
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import PlanReport

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans that the coordinator gets without their items, and how it asks for the items after all.
 
-Ranks with planners of ours send a digest, or a ticket, where nobody is known to look at the items of other ranks. Each
+Ranks with planners of ours send a digest, or a handle, where nobody is known to look at the items of other ranks. Each
 of them decides that by itself. So every rank notes on its plan whether somebody will look because of it, and the
 coordinator, which alone sees all notes, asks all ranks for whole plans if items are away that somebody will look at.
 """

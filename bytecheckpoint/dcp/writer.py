@@ -27,13 +27,13 @@ from bytecheckpoint.checkpoint.local_path import is_local, location, working_dir
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.frames import is_called_by_executor
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._append import append_plan
 from bytecheckpoint.dcp._destination import begin_commit, start_job
+from bytecheckpoint.dcp._execute_plan import execute_plan
 from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_save
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._plain_call import plan_save
 from bytecheckpoint.dcp._save_digest import with_digest
-from bytecheckpoint.dcp._save_failures import check_handed_in, explaining_unseen, say_files_stay, to_hand_in
+from bytecheckpoint.dcp._save_failures import check_handed_in, error_to_send, explaining_unseen, say_files_stay
 from bytecheckpoint.dcp._save_reports import report_of_all, report_of_rank
 from bytecheckpoint.dcp._save_session import (
     RankResult,
@@ -334,7 +334,7 @@ class BcpWriter(StorageWriter):
                 one_file_a_record=not self.single_file_per_rank,
             )
             with self._progress_bar(session, job, to_write.num_bytes), self._cancellable(session, job):
-                append_plan(job, to_write, planner, unsafe)
+                execute_plan(job, to_write, planner, unsafe)
                 written = job.finish()
             tell_of_refused_direct_io(session.path, _C)
             of_rank, self.last_report = report_of_rank(session, job, planner, self.config)
@@ -351,7 +351,7 @@ class BcpWriter(StorageWriter):
             session.refuse_forked_child()
             names = () if job is None else tuple(job.file_names)
             job = None
-            error = to_hand_in(error, session)
+            error = error_to_send(error, session)
             result = RankResult(session.rank, session.path, session.call, file_names=names, error=error)
         session.handed_in = True
         future: Future[list[WriteResult]] = Future()

@@ -24,7 +24,7 @@ from bytecheckpoint.distributed.channel import next_name, unused_name
 from bytecheckpoint.distributed.launch import refuse_unaware_rank
 from bytecheckpoint.distributed.links import connect_star
 from bytecheckpoint.distributed.liveness import LivenessMonitor
-from bytecheckpoint.distributed.liveness_frames import Fate
+from bytecheckpoint.distributed.liveness_frames import LossReason
 from bytecheckpoint.distributed.meeting import Meeting
 from bytecheckpoint.distributed.sent_data import SentData, own_sockets, plain_address
 from bytecheckpoint.errors import CheckpointError, ConfigError, OutOfStepError
@@ -291,11 +291,11 @@ def _made_beside(
         return make(threading.Event())
     made: Future[dist.ProcessGroup] = Future()
     is_over = threading.Event()
-    lost: dict[int, Fate] = {}  # complete once `is_over` is set
+    lost: dict[int, LossReason] = {}  # complete once `is_over` is set
     watching = [(monitor, monitor.has_told_peers) for monitor in monitors]
     begin = time.monotonic()
 
-    def loss() -> tuple[LivenessMonitor, dict[int, Fate]] | None:
+    def loss() -> tuple[LivenessMonitor, dict[int, LossReason]] | None:
         waited = time.monotonic() - begin
         return next(((it, noticed) for it, is_told in watching if (noticed := it.losses(is_told, waited))), None)
 

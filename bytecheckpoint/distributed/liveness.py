@@ -27,9 +27,9 @@ from bytecheckpoint.distributed.liveness_frames import (
     FRAME,
     NO_ID,
     SECONDS,
-    Fate,
     Kind,
     Link,
+    LossReason,
     doing_to_bytes,
     in_words,
 )
@@ -92,7 +92,7 @@ class LivenessMonitor:
         self._home = HomeProcess()
         self._lock = threading.Lock()
         self._sent = sent
-        self._lost: dict[int, Fate] = {}
+        self._lost: dict[int, LossReason] = {}
         self._towards: dict[int, str] = {}  # to which address lost ranks cannot send
         self._silent: set[int] = set()  # of which nothing is heard now, while somebody waits
         self._is_lost = threading.Event()
@@ -108,8 +108,8 @@ class LivenessMonitor:
         self._links = {peer: Link(peer, link, now) for peer, link in links.items()}
         self._somebody_waits_since: float | None = None
         self._said_stall_timeout_s = 0.0
-        self._wakeup_pipe, self._clapper = socket.socketpair()
-        for end in (self._wakeup_pipe, self._clapper, *links.values()):
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        for end in (self._wakeup_reader, self._wakeup_writer, *links.values()):
             end.setblocking(False)
         allow_leaving(group)
         note(self)
@@ -167,7 +167,7 @@ class LivenessMonitor:
 
     def hold(self, save_id: str) -> None:
         """Tells all that this rank has the right to commit ``save_id``. If it stops, the others take the right away."""
-        self._say(Kind.HOLDS, 0, self._rank, bytes.fromhex(save_id))
+        self._send_to_all(Kind.HOLDS, 0, self._rank, bytes.fromhex(save_id))
 
     def give_up(self, cut_off_from: str = "") -> None:
         """Tells all that this rank is out of step, so that nobody waits for it.
@@ -176,11 +176,11 @@ class LivenessMonitor:
             cut_off_from: Address of the ranks to which its connection has ended; "" for another reason.
         """
         if cut_off_from:
-            self._lose(self._rank, Fate.CUT_OFF, address_to_bytes(cut_off_from))
+            self._lose(self._rank, LossReason.CUT_OFF, address_to_bytes(cut_off_from))
         else:
-            self._lose(self._rank, Fate.GAVE_UP)
+            self._lose(self._rank, LossReason.GAVE_UP)
 
-    def lose(self, fates: Mapping[int, Fate]) -> None:
+    def lose(self, fates: Mapping[int, LossReason]) -> None:
         """Loses ranks that another monitor, of a group of the same ranks, has lost."""
         for rank, fate in fates.items():
             self._lose(rank, fate)
@@ -208,9 +208,9 @@ class LivenessMonitor:
     def is_final(self) -> bool:
         """Whether a rank has died, so that there can never be a group of these ranks again."""
         with self._lock:
-            return Fate.DIED in self._lost.values()
+            return LossReason.DIED in self._lost.values()
 
-    def losses(self, is_told: bool, waited_s: float) -> dict[int, Fate]:
+    def losses(self, is_told: bool, waited_s: float) -> dict[int, LossReason]:
         """Returns why the ranks cannot make a new group, by rank; nothing if nothing speaks against it yet.
 
         Args:
@@ -219,11 +219,11 @@ class LivenessMonitor:
             waited_s: How long this call has waited, in seconds.
         """
         with self._lock:
-            if not is_told or Fate.DIED in self._lost.values():
+            if not is_told or LossReason.DIED in self._lost.values():
                 return dict(self._lost)
-            return dict.fromkeys(self._silent if waited_s > self.stall_timeout_s else (), Fate.STOPPED)
+            return dict.fromkeys(self._silent if waited_s > self.stall_timeout_s else (), LossReason.STOPPED)
 
-    def error(self, what: str, path: str, losses: Mapping[int, Fate] | None = None) -> RankLostError:
+    def error(self, what: str, path: str, losses: Mapping[int, LossReason] | None = None) -> RankLostError:
         """Returns the error to raise on this rank.
 
         Args:
@@ -247,19 +247,19 @@ class LivenessMonitor:
 
     def forget_in_child(self) -> None:
         """Closes the connections in a forked child. If they stayed open, the parent's death would not end them."""
-        for end in (self._wakeup_pipe, self._clapper, *(link.socket for link in self._links.values())):
+        for end in (self._wakeup_reader, self._wakeup_writer, *(link.socket for link in self._links.values())):
             end.close()
 
     def _ring(self) -> None:
         with contextlib.suppress(OSError):  # the pipe is full, so the thread will wake up, or the thread has ended
-            self._clapper.send(b"!")
+            self._wakeup_writer.send(b"!")
 
-    def _say(self, kind: Kind, flag: int, rank: int, save_id: bytes = NO_ID) -> None:
+    def _send_to_all(self, kind: Kind, flag: int, rank: int, save_id: bytes = NO_ID) -> None:
         with self._lock:
             self._frames.append(FRAME.pack(kind, flag, rank, save_id))
         self._ring()
 
-    def _lose(self, rank: int, fate: Fate, towards: bytes = NO_ID) -> None:
+    def _lose(self, rank: int, fate: LossReason, towards: bytes = NO_ID) -> None:
         """Notes a loss, and tells the others. The thread of the monitor ends the waits. Any thread.
 
         Args:
@@ -269,14 +269,14 @@ class LivenessMonitor:
         """
         with self._lock:
             known = self._lost.get(rank)
-            if known is not None and not (known == Fate.STOPPED and fate == Fate.DIED):
+            if known is not None and not (known == LossReason.STOPPED and fate == LossReason.DIED):
                 return
             self._lost[rank] = fate
             if towards != NO_ID:
                 self._towards[rank] = address_of_bytes(towards)
             # This rank may hear of the loss only after it made a call fail; other ranks may hear of it before.
             self._has_told_peers = self._has_told_peers or time.monotonic() - self._failed_at < _HEARD_WITHIN_S
-        self._say(Kind.LOST, fate, rank, towards)
+        self._send_to_all(Kind.LOST, fate, rank, towards)
 
     # Called by the thread of the monitor.
 
@@ -284,7 +284,7 @@ class LivenessMonitor:
         self._note_stall_timeout(self._rank, self.stall_timeout_s)
         last_beat, last_turn, was_in_call = 0.0, time.monotonic(), False
         with selectors.PollSelector() as selector:  # poll, because a forked child would share an epoll descriptor
-            selector.register(self._wakeup_pipe, selectors.EVENT_READ)
+            selector.register(self._wakeup_reader, selectors.EVENT_READ)
             for link in self._links.values():
                 selector.register(link.socket, selectors.EVENT_READ, link)
             while self._is_wanted():
@@ -292,14 +292,14 @@ class LivenessMonitor:
                 for key, _ in selector.select(min(beat / 2, _MAX_TICK_S)):
                     if key.data is None:
                         with contextlib.suppress(OSError):
-                            self._wakeup_pipe.recv(4096)
+                            self._wakeup_reader.recv(4096)
                     elif not self._hear(key.data):
                         selector.unregister(key.fileobj)
                 now = time.monotonic()
                 if now - last_turn > self.stall_timeout_s / 2:
                     # This process itself stood still, so what it has heard of others is too old to judge them.
                     for link in self._links.values():
-                        link.heard = now
+                        link.last_heard_s = now
                     self._sent.forget()
                 last_turn = now
                 in_call = self._is_in_call()
@@ -311,9 +311,9 @@ class LivenessMonitor:
                 self._send_frames()
                 if self._lost:
                     self._end_waits()
-            self._say(Kind.FAREWELL, 0, self._rank)
+            self._send_to_all(Kind.FAREWELL, 0, self._rank)
             self._send_frames()
-        for end in (self._wakeup_pipe, self._clapper, *(link.socket for link in self._links.values())):
+        for end in (self._wakeup_reader, self._wakeup_writer, *(link.socket for link in self._links.values())):
             end.close()
 
     def _is_wanted(self) -> bool:
@@ -334,7 +334,7 @@ class LivenessMonitor:
     def _say_alive(self, in_call: bool) -> None:
         with self._lock:
             known = [of_call for call, _ in self._calls if (of_call := doing(call)) is not None]
-        self._say(Kind.BEAT, in_call, self._rank, doing_to_bytes(known[-1]) if known else NO_ID)
+        self._send_to_all(Kind.BEAT, in_call, self._rank, doing_to_bytes(known[-1]) if known else NO_ID)
 
     def _send_frames(self) -> None:
         with self._lock:
@@ -361,9 +361,9 @@ class LivenessMonitor:
                 piece = b""
             if not piece:
                 if not link.is_leaving and not self._is_closing:
-                    self._lose(link.peer, Fate.DIED)
+                    self._lose(link.peer, LossReason.DIED)
                 return False
-            link.heard = time.monotonic()
+            link.last_heard_s = time.monotonic()
             link.received += piece
             while len(link.received) >= FRAME.size:
                 frame, link.received = link.received[: FRAME.size], link.received[FRAME.size :]
@@ -376,7 +376,7 @@ class LivenessMonitor:
         elif kind == Kind.FAREWELL:
             link.is_leaving = True
         elif kind == Kind.LOST:
-            self._lose(rank, Fate(flag), save_id)  # tells the others, too
+            self._lose(rank, LossReason(flag), save_id)  # tells the others, too
         elif kind == Kind.HOLDS:
             with self._lock:
                 self._holder = (rank, save_id)
@@ -409,11 +409,11 @@ class LivenessMonitor:
             self._somebody_waits_since = now
         since = now if self._somebody_waits_since is None else self._somebody_waits_since
         for link in self._links.values():
-            is_silent = now - max(link.heard, since, self._stalls_since) > self.stall_timeout_s
+            is_silent = now - max(link.last_heard_s, since, self._stalls_since) > self.stall_timeout_s
             if is_silent != (link.peer in self._silent):
                 self._note_silence(link.peer, is_silent)
             if is_silent and not self._is_lost.is_set():
-                self._lose(link.peer, Fate.ENDED if link.is_leaving else Fate.STOPPED)
+                self._lose(link.peer, LossReason.ENDED if link.is_leaving else LossReason.STOPPED)
 
     def _judge_data(self, now: float) -> None:
         """Notes that data of this rank do not move. A rank that is silent, too, is noticed before, and is to blame."""
@@ -421,7 +421,7 @@ class LivenessMonitor:
             return
         for address in self._sent.stuck(now, self.stall_timeout_s * (1 + 1 / _BEATS)):
             if any(place.address == address for place in self.places):
-                self._lose(self._rank, Fate.NO_DATA, address_to_bytes(address))
+                self._lose(self._rank, LossReason.NO_DATA, address_to_bytes(address))
 
     def _note_silence(self, rank: int, is_silent: bool) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from bytecheckpoint.listing import listed
 from bytecheckpoint.runtime.live_calls import Doing
 from bytecheckpoint.runtime.place import Place
 
-__all__ = ["FRAME", "NO_ID", "SECONDS", "Fate", "Kind", "Link", "doing_to_bytes", "in_words"]
+__all__ = ["FRAME", "NO_ID", "SECONDS", "Kind", "Link", "LossReason", "doing_to_bytes", "in_words"]
 
 # Kind; whether somebody is in a call, or what became of a rank; the rank that the frame is about; a save id.
 FRAME = struct.Struct("<BBxxI16s")
@@ -33,7 +33,7 @@ class Kind(enum.IntEnum):
     SILENT = 6  # whether nothing has been heard of a rank for the stall timeout, as rank 0 says after a loss, too
 
 
-class Fate(enum.IntEnum):
+class LossReason(enum.IntEnum):
     """What became of a rank that is lost."""
 
     DIED = 1
@@ -45,18 +45,18 @@ class Fate(enum.IntEnum):
 
 
 _WORDS = {
-    Fate.DIED: "died: its connection has ended",
-    Fate.STOPPED: "stopped: nothing was heard from it for more than {:g} s",
-    Fate.GAVE_UP: "gave up: it raised an error that DCP does not pass on to all ranks",
-    Fate.ENDED: "ended, or destroyed the process group",
-    Fate.NO_DATA: "sends data to {1} that have not moved for more than {0:g} s, while signs of life pass: look for a "
-    "smaller MTU on the way, and for a firewall that drops large packets",
-    Fate.CUT_OFF: "has lost its connection to {1}",
+    LossReason.DIED: "died: its connection has ended",
+    LossReason.STOPPED: "stopped: nothing was heard from it for more than {:g} s",
+    LossReason.GAVE_UP: "gave up: it raised an error that DCP does not pass on to all ranks",
+    LossReason.ENDED: "ended, or destroyed the process group",
+    LossReason.NO_DATA: "sends data to {1} that have not moved for more than {0:g} s, while signs of life pass: look "
+    "for a smaller MTU on the way, and for a firewall that drops large packets",
+    LossReason.CUT_OFF: "has lost its connection to {1}",
 }
 
 
 def in_words(
-    lost: Sequence[tuple[int, Fate]], towards: Mapping[int, str], places: Sequence[Place], stall_timeout_s: float
+    lost: Sequence[tuple[int, LossReason]], towards: Mapping[int, str], places: Sequence[Place], stall_timeout_s: float
 ) -> dict[int, str]:
     """Returns what became of each lost rank, with its host.
 
@@ -81,7 +81,7 @@ class Link:
     """The connection to one peer.
 
     Attributes:
-        heard: When the last sign of life came.
+        last_heard_s: When the last sign of life came.
         is_in_call: Whether the peer was in a call then, as it said.
         is_leaving: Whether the peer has said farewell.
         doing: What it is doing, as it said then; all zeros if it did not say.
@@ -89,7 +89,7 @@ class Link:
 
     peer: int
     socket: socket.socket
-    heard: float
+    last_heard_s: float
     is_in_call: bool = False
     is_leaving: bool = False
     doing: bytes = NO_ID
@@ -99,7 +99,7 @@ class Link:
     def doing_by(self, now: float) -> Doing | None:
         """Returns what the peer is doing ``now``, as it said last; None if it did not say."""
         phase, seconds = _DOING.unpack(self.doing)
-        return (phase.rstrip(b"\0").decode(), seconds + now - self.heard) if phase[0] else None
+        return (phase.rstrip(b"\0").decode(), seconds + now - self.last_heard_s) if phase[0] else None
 
 
 def doing_to_bytes(of_call: Doing) -> bytes:

@@ -10,11 +10,11 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.native import _C
-from bytecheckpoint.planning.homes import Home, kept_at
+from bytecheckpoint.planning.handles import Handle, object_of
 from bytecheckpoint.planning.inventory import LocalInventory, RemoteInventory
 from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, part_of
 from bytecheckpoint.planning.plan_items import PickledSource, PlanItems, source_of
-from bytecheckpoint.planning.shared_item import WritePart
+from bytecheckpoint.planning.write_part import WritePart
 
 __all__ = ["DeferredAssignment", "RankAssignment", "assign", "assign_later", "plan_to_write"]
 
@@ -58,16 +58,16 @@ class RankAssignment(PickledSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = None if self.part in self.inventory.known_hashes else tuple(self.assignment)
-        return _arrived, (self.inventory.home, self.part, sent, self.cache, self.all_can_exchange)
+        return _arrived, (self.inventory.handle, self.part, sent, self.cache, self.all_can_exchange)
 
 
 def _arrived(
-    home: Home, part: bytes, sent: tuple[Any, ...] | None, cache: str, all_can_exchange: bool
+    handle: Handle, part: bytes, sent: tuple[Any, ...] | None, cache: str, all_can_exchange: bool
 ) -> RankAssignment:
-    inventory = kept_at(home)
+    inventory = object_of(handle)
     if not isinstance(inventory, LocalInventory):
         # This process does not have the inventory that the assignment is for, so it cannot use the assignment.
-        return RankAssignment(RemoteInventory(home), part, EncodedAssignment(b"", 0), cache, all_can_exchange=False)
+        return RankAssignment(RemoteInventory(handle), part, EncodedAssignment(b"", 0), cache, all_can_exchange=False)
     known = inventory.known_assignments[part] if sent is None else EncodedAssignment(*sent)
     assignment = RankAssignment(inventory, part, known, cache, all_can_exchange=all_can_exchange)
     assignment.num_bytes_received = len(part) + (0 if sent is None else assignment.assignment.num_bytes)

@@ -12,10 +12,10 @@ from torch.distributed.checkpoint.planner import WriteItem
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.native import _C
-from bytecheckpoint.planning.homes import Home, home_of
+from bytecheckpoint.planning.handles import Handle, handle_of
 from bytecheckpoint.planning.plan_cache import digest_of, plan_cache
 from bytecheckpoint.planning.plan_items import PickledSource, source_of
-from bytecheckpoint.planning.shared_item import WritePart
+from bytecheckpoint.planning.write_part import WritePart
 
 __all__ = [
     "LazyPaths",
@@ -77,7 +77,7 @@ class LocalInventory(PickledSource):
         self.peers: Peers | None = None
         self.sends_blob = True
         self.num_bytes_sent = 0
-        self.home = home_of(self)
+        self.handle = handle_of(self)
         self.sees_no_others = tree_threshold is not None
         self._tree_threshold = tree_threshold
 
@@ -107,7 +107,7 @@ class LocalInventory(PickledSource):
         message = self.message if self.sends_blob else None
         known = self.known_hashes
         self.num_bytes_sent += sum(map(len, (self.digest, *known, *known.values(), message or b"")))
-        arguments = (self.home, self.digest, message, self.num_items, known, self.can_exchange, self.has_checksums)
+        arguments = (self.handle, self.digest, message, self.num_items, known, self.can_exchange, self.has_checksums)
         return RemoteInventory, arguments
 
 
@@ -116,7 +116,7 @@ class RemoteInventory(PickledSource):
 
     def __init__(
         self,
-        home: Home,
+        handle: Handle,
         digest: bytes = b"",
         message: bytes | None = None,
         num_items: int = 0,
@@ -124,7 +124,7 @@ class RemoteInventory(PickledSource):
         can_exchange: bool = False,
         has_checksums: bool = False,
     ) -> None:
-        self.home = home
+        self.handle = handle
         self.digest = digest
         self.message = message
         self.num_items = num_items

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.planning.homes import Home, home_of, kept_at
+from bytecheckpoint.planning.handles import Handle, handle_of, object_of
 
 __all__ = ["LoadKeys", "LoadTargets", "PickledSource", "PlanItems", "source_of"]
 
@@ -76,22 +76,22 @@ class PlanItems(MutableSequence[_Item]):
     def __init__(self, source: ItemsSource) -> None:
         self._source: ItemsSource | None = source
         self._list: list[_Item] = []
-        self._home: Home | None = None
-        self.may_stay = False  # True: no hook of the planner looks at the items of other ranks
+        self._handle: Handle | None = None
+        self.may_send_handle = False  # True: no hook of the planner looks at the items of other ranks
         self.fills: LoadTargets | None = None
         self.loads: LoadKeys | None = None
 
-    def stay(self) -> None:
-        """Makes pickling send only a ticket. No effect once the items are built.
+    def send_handle(self) -> None:
+        """Makes pickling send only a handle. No effect once the items are built.
 
         For plans that DCP sends to the coordinator, which does not look at them, and back.
         """
         if self._source is not None:
-            self._home = home_of(self)
+            self._handle = handle_of(self)
 
     def send_whole(self) -> None:
         """Makes pickling send all that the items are built from, whatever was asked before."""
-        self._home = None
+        self._handle = None
         if isinstance(self._source, PickledSource):
             self._source.send_whole()
         else:
@@ -145,20 +145,20 @@ class PlanItems(MutableSequence[_Item]):
         return repr(self._built())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._source is not None and self._home is not None:
-            return _at, (self._home, len(self))
+        if self._source is not None and self._handle is not None:
+            return _at, (self._handle, len(self))
         if isinstance(self._source, PickledSource):
             return type(self), (self._source,)
         return list, (self._built(),)
 
 
-class _Elsewhere:
+class _RemoteItems:
     """Stands for items that stayed in another process."""
 
     is_away = True
 
-    def __init__(self, home: Home, num_items: int) -> None:
-        self._arguments = (home, num_items)
+    def __init__(self, handle: Handle, num_items: int) -> None:
+        self._arguments = (handle, num_items)
 
     def __len__(self) -> int:
         return self._arguments[1]
@@ -172,10 +172,10 @@ class _Elsewhere:
         return _at, self._arguments
 
 
-def _at(home: Home, num_items: int) -> object:
+def _at(handle: Handle, num_items: int) -> object:
     """Unpickles items that stayed: in their own process as the same object, elsewhere as a stand-in."""
-    items = kept_at(home)
-    return _Elsewhere(home, num_items) if items is None else items
+    items = object_of(handle)
+    return _RemoteItems(handle, num_items) if items is None else items
 
 
 def source_of(items: object) -> Any:

@@ -36,18 +36,18 @@ class _Handler:
         self._before = before
         self._wait = wait
         self._home = HomeProcess()
-        self._wakeup_pipe, self._clapper = os.pipe()
+        self._wakeup_reader, self._wakeup_writer = os.pipe()
         threading.Thread(target=self._run, name="bytecheckpoint-sigterm", daemon=True).start()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         signal.signal(number, self._before)  # for the signal that the thread sends, and for a user who sends a second
         if self._home.is_here():
-            os.write(self._clapper, b"!")
+            os.write(self._wakeup_writer, b"!")
         else:
             os.kill(os.getpid(), number)  # a forked child has neither the thread nor saves, so it need not wait
 
     def _run(self) -> None:
-        os.read(self._wakeup_pipe, 1)
+        os.read(self._wakeup_reader, 1)
         begin = time.monotonic()
         _logger.warning("SIGTERM: waiting for background saves")
         self._wait(begin)

@@ -48,7 +48,8 @@ class ReadPreferences:
 
     Attributes:
         save: Id of the save that the rank reads.
-        comes: Whether the rank's peers are known, and all of them come to the exchange in ``read_data`` if it does.
+        reads_with_others: Whether the rank's peers are known, and all of them come to the exchange in ``read_data`` if
+            it does.
         setting: ``Config.shared_reading``.
         is_in_memory: Whether the checkpoint is on a file system in the memory of the rank's machine.
         num_bytes: Bytes of the records of which the rank wants something.
@@ -60,7 +61,7 @@ class ReadPreferences:
     """
 
     save: str
-    comes: bool
+    reads_with_others: bool
     setting: str
     is_in_memory: bool
     num_bytes: int
@@ -70,7 +71,9 @@ class ReadPreferences:
     visible_within_s: float = 0.0
 
     @classmethod
-    def by(cls, reader: Reader, save: str, asked: RequestedKeys, *, comes: bool, num_bytes: int) -> ReadPreferences:
+    def by(
+        cls, reader: Reader, save: str, asked: RequestedKeys, *, reads_with_others: bool, num_bytes: int
+    ) -> ReadPreferences:
         path, config = str(reader.path), reader.config
         is_in_memory = _C.is_in_memory(path, config.io_timeout_s)
         shows_late = not is_store_url(reader.path) and not _core.is_local(path, config.io_timeout_s)
@@ -78,7 +81,7 @@ class ReadPreferences:
         if setting == AUTO and is_store_url(reader.path):
             setting = COOPERATIVE  # a store is slower than ranks are to one another, and counts requests
         within_s = config.visibility_timeout_s if shows_late else 0.0
-        return cls(save, comes, setting, is_in_memory, num_bytes, asked, path, own_place(), within_s)
+        return cls(save, reads_with_others, setting, is_in_memory, num_bytes, asked, path, own_place(), within_s)
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class ReadStrategy:
 
     Attributes:
         reading: ``independent``, ``cooperative``, or ``auto`` if the ranks have to find out together.
-        all_ranks_read: Whether ``ReadPreferences.comes`` holds for all ranks.
+        all_ranks_read: Whether ``ReadPreferences.reads_with_others`` holds for all ranks.
         num_ranks: Number of ranks in the load.
     """
 
@@ -103,7 +106,7 @@ def choose_reading(plans: Sequence[LoadPlan]) -> list[LoadPlan]:
     """
     intents = [plan.storage_data for plan in plans]
     reading = AUTO
-    all_ranks_read = all(isinstance(t, ReadPreferences) and t.comes for t in intents)
+    all_ranks_read = all(isinstance(t, ReadPreferences) and t.reads_with_others for t in intents)
     settings = {t.setting for t in intents} if all_ranks_read else {INDEPENDENT}
     for setting in (COOPERATIVE, INDEPENDENT):
         if setting in settings:

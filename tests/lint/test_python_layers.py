@@ -147,9 +147,9 @@ def test_private_modules_stay_in_their_folders() -> None:
 @pytest.mark.parametrize(
     ("place", "line", "is_fault"),
     [
-        ("cli/a.py", "from bytecheckpoint.dcp._append import append_plan", True),
+        ("cli/a.py", "from bytecheckpoint.dcp._execute_plan import execute_plan", True),
         ("registration.py", "def f():\n    import bytecheckpoint.dcp._hooks.Hooks", True),
-        ("dcp/a.py", "from bytecheckpoint.dcp._append import append_plan", False),
+        ("dcp/a.py", "from bytecheckpoint.dcp._execute_plan import execute_plan", False),
         ("dcp/a.py", "from bytecheckpoint._reference_names import name", False),
     ],
 )

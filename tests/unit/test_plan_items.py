@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests objects that stay in their process while their address is sent to others."""
+"""Tests objects that stay in their process while their handle is sent to others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from bytecheckpoint.errors import CheckpointError
-from bytecheckpoint.planning.homes import home_of, kept_at
+from bytecheckpoint.planning.handles import handle_of, object_of
 from bytecheckpoint.planning.plan_items import PlanItems
 
 
@@ -16,18 +16,18 @@ class Kept:
     pass
 
 
-def test_what_stayed_is_found_at_home_for_as_long_as_somebody_holds_it() -> None:
+def test_what_stayed_is_found_by_its_handle_for_as_long_as_somebody_holds_it() -> None:
     kept = Kept()
-    home = pickle.loads(pickle.dumps(home_of(kept)))
-    assert kept_at(home) is kept
+    handle = pickle.loads(pickle.dumps(handle_of(kept)))
+    assert object_of(handle) is kept
     del kept
-    assert kept_at(home) is None
+    assert object_of(handle) is None
 
 
 def test_nothing_is_at_home_in_another_process() -> None:
     kept = Kept()
-    _, ticket = home_of(kept)
-    assert kept_at(("another process", ticket)) is None
+    _, number = handle_of(kept)
+    assert object_of(("another process", number)) is None
 
 
 class Source:
@@ -39,7 +39,7 @@ class Source:
 
 def test_items_whose_owner_is_gone_have_a_number_and_say_where_they_stayed() -> None:
     items: PlanItems[object] = PlanItems(Source())
-    items.stay()
+    items.send_handle()
     sent = pickle.dumps(items)
     assert pickle.loads(sent) is items
     del items

@@ -18,7 +18,7 @@ from bytecheckpoint.native import _C, _core
 from bytecheckpoint.tensors.dtensor_pieces import refuse_pieces
 from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
 
-__all__ = ["append_plan"]
+__all__ = ["execute_plan"]
 
 # Tensors that resolve to memory of the state dict are resolved and copied in batches of about this size.
 _BATCH_BYTES = 64 << 20
@@ -28,7 +28,7 @@ _BATCH_BYTES = 64 << 20
 _Opaque = tuple[int, torch.Tensor | io.BytesIO]
 
 
-def append_plan(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, unsafe: UnsafeObjects) -> None:
+def execute_plan(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, unsafe: UnsafeObjects) -> None:
     """Hands all values of ``plan`` to ``job``.
 
     If the hooks per item need not be called (see ``as_plain``), the values come from the state dict itself. Otherwise
