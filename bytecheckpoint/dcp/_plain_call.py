@@ -72,9 +72,10 @@ def _modules_behind(module: ModuleType) -> list[ModuleType]:
     modules = [module]
     for each in modules:  # grows meanwhile
         for value in vars(each).values():
-            name = value.__module__ if isinstance(value, FunctionType) else ""
-            if name.startswith("torch.distributed.checkpoint.") and sys.modules[name] not in modules:
-                modules.append(sys.modules[name])
+            name = (value.__module__ or "") if isinstance(value, FunctionType) else ""
+            found = sys.modules.get(name) if name.startswith("torch.distributed.checkpoint.") else None
+            if found is not None and found not in modules:
+                modules.append(found)
     return modules
 
 
