@@ -134,9 +134,8 @@ class BcpSavePlanner(DefaultSavePlanner):
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
         """Keeps what is to be saved of the state dict, flattened if ``flatten_state_dict``."""
-        self._call_context = CallContext.of_save(
-            self
-        )  # from here on the call sends failures safely, with any storage writer
+        # From here on the call sends failures safely, with any storage writer.
+        self._call_context = CallContext.of_save(self)
         self._path = getattr(storage_meta, "checkpoint_id", None)
         if not self.flatten_state_dict:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)

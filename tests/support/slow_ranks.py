@@ -74,13 +74,14 @@ def save_steps(
             others.remove(slow)
             command = [sys.executable, "-c", _IN_A_PROCESS, str(slow), *arguments]
             preloading = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        all_ended = ending_ranks.run(len(others), _save_as_one_of, others, arguments, limit_s=_LIMIT_S)
+        ended = ending_ranks.run(len(others), _save_as_one_of, others, arguments, limit_s=_LIMIT_S)
+        by_rank = dict(zip(others, ended, strict=True))
         if preloading is not None:
             said = preloading.communicate(timeout=_LIMIT_S)[1]
-            all_ended.append(Ended(preloading.returncode, said))
-        failed = [ended for ended in all_ended if ended.code != 0]
+            by_rank[slow] = Ended(preloading.returncode, said)
+        failed = [rank for rank, of_rank in by_rank.items() if of_rank.code != 0]
         if failed:
-            raise RuntimeError(failed[0].said[-2000:])
+            raise RuntimeError(f"rank {failed[0]}: {by_rank[failed[0]].said[-2000:]}")
 
 
 def _save_as_one_of(place: int, ranks: Sequence[int], arguments: Sequence[str]) -> None:
