@@ -63,8 +63,17 @@ class SavesSeen:
         Raises:
             CheckpointChangedError: The ranks read different saves for the first time.
             ConfigError: They were given the paths of different places, or read the same different saves as before, for
-                longer than any of them may see a commit late.
+                longer than any of them may see a commit late; or only some of them said what they read.
         """  # noqa: DOC501
+        silent = [str(rank) for rank, said in enumerate(preferences) if said is None]
+        if 0 < len(silent) < len(preferences):
+            raise ConfigError(
+                f"load({path}): it is not known which save rank {listed(silent, _MOST_NAMED)} would read: the reader "
+                "there is no BcpReader, or a subclass whose prepare_local_plan does not return the plan that "
+                "super().prepare_local_plan(plan) returns. Use the same reader on all ranks, and let it return that "
+                "plan",
+                path,
+            )
         saves = [str(said and said.save) for said in preferences]
         before, self._before = self._before, saves
         if len({*saves}) == 1:

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 
 from bytecheckpoint.compat.private_names import Absent
-from bytecheckpoint.dcp.whole_plans import SEND_WHOLE, are_lacking, note_answers, whole
+from bytecheckpoint.dcp.whole_plans import SEND_WHOLE, are_lacking, whole, with_answers
 from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.probes.probe import find
 
@@ -33,8 +33,7 @@ class SafeWrapper(DistWrapper):  # type: ignore[misc]
 
     def gather_object(self, object: Any) -> Any:
         if isinstance(object, SavePlan | LoadPlan):
-            note_answers(object)
-            self._plan = object
+            self._plan = object = with_answers(object)
         gathered = self._gather(self._sent(object))
         if are_lacking(gathered or ()):
             self._scatter([SEND_WHOLE] * len(gathered))

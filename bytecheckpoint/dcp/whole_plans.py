@@ -8,6 +8,7 @@ coordinator, which alone sees all notes, asks all ranks for whole plans if items
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +16,10 @@ from typing import Any
 from torch.distributed.checkpoint.planner import SavePlan
 
 from bytecheckpoint.distributed.channel import Peers
-from bytecheckpoint.planning.inventory import may_look, may_send_digest
+from bytecheckpoint.planning.inventory import LazyPaths, may_look, may_send_digest
 from bytecheckpoint.planning.plan_items import PlanItems
 
-__all__ = ["SEND_WHOLE", "are_lacking", "note_answers", "note_looks", "send_little", "whole"]
+__all__ = ["SEND_WHOLE", "are_lacking", "note_looks", "send_little", "whole", "with_answers"]
 
 # What the coordinator sends in place of a result, to ask for whole plans.
 SEND_WHOLE = "bytecheckpoint: send whole plans"
@@ -44,23 +45,34 @@ def send_little(plan: SavePlan, peers: Peers | None, looks: bool) -> None:
     note_looks(plan, looks or may_look(plan.items))
 
 
-def note_answers(plan: Any) -> None:
-    """Notes on the plan of a rank that it understands ``SEND_WHOLE``. Nobody is asked unless all ranks do."""
-    vars(plan)[_ANSWERS] = True
+def with_answers(plan: Any) -> Any:
+    """Returns a copy of a rank's plan that says that the rank understands ``SEND_WHOLE``, in this exchange.
+
+    Nobody is asked unless all ranks do. The planner may keep its plan for a call in which the rank does not.
+    """
+    noted = copy.copy(plan)
+    vars(noted)[_ANSWERS] = True
+    return noted
 
 
 def are_lacking(gathered: Sequence[Any]) -> bool:
     """Returns whether the coordinator lacks items of the plans that it gathered, which somebody will look at there."""
     answer = all(getattr(plan, _ANSWERS, False) for plan in gathered)  # also of what is no plan, but a failure
     looks = answer and any(getattr(plan, _LOOKS, True) for plan in gathered)
-    return looks and any(getattr(plan.items, "is_away", False) for plan in gathered)
+    return looks and any(getattr(part, "is_away", False) for plan in gathered for part in _parts(plan))
 
 
 def whole(plan: Any) -> Any:
     """Returns a plan whose items are sent with it; the exception, as DCP wraps those of hooks, if they cannot be."""
     try:
-        if isinstance(plan.items, PlanItems):
-            plan.items.send_whole()
+        for part in _parts(plan):
+            if isinstance(part, PlanItems | LazyPaths):
+                part.send_whole()
     except Exception as error:
         return error, traceback.extract_tb(error.__traceback__)
     return plan
+
+
+def _parts(plan: Any) -> tuple[Any, Any]:
+    """Returns the parts of a plan that may be sent later. A hook may have replaced one of them and kept the other."""
+    return plan.items, plan.planner_data

@@ -137,7 +137,8 @@ class RemoteInventory(PickledSource):
 
     @property
     def is_away(self) -> bool:
-        return self.message is None and plan_cache().blob(self.digest) is None
+        # Also where an earlier save left the items in the cache: what was sent then may have had other checksums.
+        return self.message is None
 
     @functools.cached_property
     def mappings(self) -> dict[str, Any]:
@@ -177,6 +178,16 @@ class LazyPaths(Mapping[str, Any]):
 
     def _mappings(self) -> dict[str, Any]:
         return {} if self._inventory is None else self._inventory.mappings
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the paths cannot be read in this process."""
+        return self._inventory is not None and self._inventory.is_away
+
+    def send_whole(self) -> None:
+        """Makes pickling send the inventory with the paths."""
+        if self._inventory is not None:
+            self._inventory.send_whole()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A rank needs no paths back from the coordinator.

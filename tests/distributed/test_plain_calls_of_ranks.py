@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.ranks import run_ranks
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config, verify
+from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.planning.plan_cache import plan_cache
 
 NUM_RANKS = 4
@@ -187,3 +190,99 @@ def save_with_one_that_keeps_plans(folder: Path, all_keep: bool) -> None:
 def test_a_rank_that_keeps_plans_loses_nothing(tmp_path: Path, all_keep: bool) -> None:
     """DCP's planner with ``enable_plan_caching`` sends no plan if nothing has changed: the coordinator must keep it."""
     run_ranks(NUM_RANKS, save_with_one_that_keeps_plans, tmp_path, all_keep)
+
+
+class Finishes(BcpSavePlanner):
+    """A planner of ours whose hook, as it is not ours, may look at what it is given."""
+
+    def finish_plan(self, new_plan: Any) -> Any:
+        return super().finish_plan(new_plan)
+
+
+def save_after_a_change_of_all(path: Path, who: int) -> None:
+    """What the ranks hold is replicated, so beside the plan that the coordinator knows they send new checksums."""
+    for step in range(4):
+        own = {f"new {step}": torch.full((2,), float(step))} if step in (1, 2) and dist.get_rank() == who else {}
+        held = {"replicated": torch.full((3,), float(step)), f"of rank {dist.get_rank()}": torch.ones(2), **own}
+        planner = Finishes() if step in (1, 2) and dist.get_rank() == who else None
+        dcp.save(held, storage_writer=BcpWriter(path), planner=planner)
+        got = {name: torch.zeros_like(value) for name, value in held.items()}
+        dcp.load(got, storage_reader=BcpReader(path))
+        assert all(torch.equal(got[name], value) for name, value in held.items())
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_the_coordinator_asks_also_for_plans_that_it_had_with_other_checksums(tmp_path: Path, who: int) -> None:
+    run_ranks(2, save_after_a_change_of_all, tmp_path, who)
+
+
+class DropsItems(BcpWriter):
+    """A writer that leaves out what its rank would write, and keeps the paths of its state."""
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return dataclasses.replace(super().prepare_local_plan(plan), items=[])
+
+
+def save_with_one_that_writes_nothing(path: Path) -> None:
+    config = Config(tree_topo_threshold=1)
+    for step in range(3):
+        writer = (DropsItems if dist.get_rank() == 1 else BcpWriter)(path, config=config)
+        dcp.save({"nested": {f"of rank {dist.get_rank()}": torch.ones(2)}}, storage_writer=writer)
+        assert list(BcpReader(path).read_metadata().state_dict_metadata) == ["nested.of rank 0"], step
+
+
+def test_a_writer_may_leave_out_items_where_plans_go_through_a_tree(tmp_path: Path) -> None:
+    run_ranks(2, save_with_one_that_writes_nothing, tmp_path)
+
+
+class KeepsItsPlan(DefaultSavePlanner):
+    """Gives the very same local plan in each save."""
+
+    kept: Any = None
+
+    def create_local_plan(self) -> Any:
+        self.kept = self.plan = self.kept or super().create_local_plan()
+        return self.kept
+
+
+class LooksAtSaves(DefaultSavePlanner):
+    def create_global_plan(self, all_plans: Any) -> Any:
+        assert all(item.index.fqn for plan in all_plans for item in plan.items)
+        return super().create_global_plan(all_plans)
+
+
+def save_with_one_that_no_longer_answers(folder: Path) -> None:
+    rank = dist.get_rank()
+    planner = (LooksAtSaves, KeepsItsPlan, lambda: None)[rank]()
+    held = {f"of rank {rank}": torch.ones(2)}
+    config = Config(tree_topo_threshold=1)
+    dcp.save(held, storage_writer=BcpWriter(folder / "ours", config=config), planner=planner)
+    writer = FileSystemWriter(folder / "mixed") if rank == 1 else BcpWriter(folder / "mixed", config=config)
+    with pytest.raises(CheckpointException, match="sent only the digest of its plan"):
+        dcp.save(held, storage_writer=writer, planner=planner)
+
+
+def test_a_rank_that_no_longer_understands_is_not_asked(tmp_path: Path) -> None:
+    """It would not answer, and the others would wait: the plan that its planner keeps says nothing of this call."""
+    run_ranks(3, save_with_one_that_no_longer_answers, tmp_path)
+
+
+class OwnPlan(BcpReader):
+    """A reader that does not hand on to ours."""
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+
+def load_with_another_reader(path: Path, kind: Any) -> None:
+    held = {f"of rank {dist.get_rank()}": torch.ones(2)}
+    dcp.save(held, storage_writer=BcpWriter(path))
+    reader = (kind if dist.get_rank() == 1 else BcpReader)(path)
+    with pytest.raises(CheckpointException, match="it is not known which save rank 1 would read") as raised:
+        dcp.load(held, storage_reader=reader)
+    assert [type(error) for error, _ in raised.value.failures.values()] == [ConfigError]
+
+
+@pytest.mark.parametrize("kind", [FileSystemReader, OwnPlan])
+def test_a_rank_with_another_reader_is_named(tmp_path: Path, kind: Any) -> None:
+    run_ranks(2, load_with_another_reader, tmp_path, kind)
