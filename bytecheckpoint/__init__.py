@@ -18,10 +18,7 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.checkpoint.retention import Retention as Retention
     from bytecheckpoint.checkpoint.retention import RetentionReport as RetentionReport
     from bytecheckpoint.checkpoint.retention import prune as prune
-    from bytecheckpoint.checkpoint.steps import StepFolder as StepFolder
     from bytecheckpoint.checkpoint.steps import scan_steps as scan_steps
-    from bytecheckpoint.checkpoint.store_sweep import SweepReport as SweepReport
-    from bytecheckpoint.checkpoint.store_sweep import sweep as sweep
     from bytecheckpoint.checkpoint.verification import verify as verify
     from bytecheckpoint.config import Config as Config
     from bytecheckpoint.dcp.load_planner import BcpLoadPlanner as BcpLoadPlanner
@@ -51,6 +48,9 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.state_dicts import async_save_state_dict as async_save_state_dict
     from bytecheckpoint.state_dicts import load_state_dict as load_state_dict
     from bytecheckpoint.state_dicts import save_state_dict as save_state_dict
+    from bytecheckpoint.storage.object_store.sweep import SweepReport as SweepReport
+    from bytecheckpoint.storage.object_store.sweep import sweep as sweep
+    from bytecheckpoint.storage.step_folder import StepFolder as StepFolder
     from bytecheckpoint.training_state.checkpointers import DDPCheckpointer as DDPCheckpointer
     from bytecheckpoint.training_state.checkpointers import FSDP2Checkpointer as FSDP2Checkpointer
     from bytecheckpoint.training_state.checkpointers import FSDPCheckpointer as FSDPCheckpointer
@@ -72,8 +72,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "checkpoint.digests": "Digest digest",
     "checkpoint.retention": "Retention RetentionReport prune",
-    "checkpoint.steps": "StepFolder scan_steps",
-    "checkpoint.store_sweep": "SweepReport sweep",
+    "checkpoint.steps": "scan_steps",
     "checkpoint.verification": "verify",
     "config": "Config",
     "dcp.load_planner": "BcpLoadPlanner",
@@ -91,6 +90,8 @@ _NAMES = {
     "staging.merging": "merge scatter",
     "staging.save_handle": "SaveHandle",
     "state_dicts": "async_save_state_dict load_state_dict save_state_dict",
+    "storage.object_store.sweep": "SweepReport sweep",
+    "storage.step_folder": "StepFolder",
     "training_state.checkpointers": "DDPCheckpointer FSDP2Checkpointer FSDPCheckpointer",
     "training_state.extra_state": "get_rng_state set_rng_state",
     "training_state.latest": "latest",

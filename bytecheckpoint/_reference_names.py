@@ -48,7 +48,7 @@ REPLACED = {
     "server_lib": "leave it out: ranks talk over torch.distributed",
     "store_engine": "bytecheckpoint.shutdown() waits for saves in the background",
 }
-# Packages of ByteCheckpoint of which nothing is here.
+# Packages of ByteCheckpoint of which nothing is here. Of ``storage`` only the name is: ours is another one.
 _ABSENT = frozenset({"engine", "io", "planner", "storage", "workflow", "scripts", "tools"})
 
 
@@ -109,5 +109,5 @@ def _unknown(name: str) -> str:
 
 
 def install() -> None:
-    """Makes the modules importable."""
-    sys.meta_path.insert(0, _Finder())
+    """Makes the modules importable. What this package has itself, such as its ``storage``, is found first."""
+    sys.meta_path.append(_Finder())

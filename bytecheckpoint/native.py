@@ -26,7 +26,8 @@ REBUILD = (
 
 def __getattr__(name: str) -> ModuleType:
     if name in ("_C", "_core"):
-        return extension(name)
+        module = globals()[name] = extension(name)  # the next access comes no more here
+        return module
     raise AttributeError(f"module 'bytecheckpoint.native' has no attribute {name!r}")
 
 

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from bytecheckpoint.checkpoint.folders import Place, below, folders_in, has_file, known, parent_of
-from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.metadata import checkpoint_of
@@ -32,11 +30,11 @@ from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError, KeyMismatchError
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.object_store.stores import can_use_stores
-from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.probes.of_olmo import OLMO
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.patching import Replacing
+from bytecheckpoint.storage.folders import can_open_url, folder_at, known
+from bytecheckpoint.storage.paths import Place, below, location, parent_of
 
 if TYPE_CHECKING:
     import os
@@ -306,21 +304,21 @@ def _local(path: str | os.PathLike[str]) -> str:
 
 def _is_theirs(path: str | os.PathLike[str]) -> bool:
     """Whether saves and loads at ``path`` are left to OLMo-core."""
-    is_ours = is_known_store(str(path)) and not str(path).startswith("http") and can_use_stores()
+    is_ours = can_open_url(str(path)) and folder_at(str(path)).has_listing
     return _URL.match(str(path)) is not None and not is_ours
 
 
 def _where_instead(path: Place, config: Config) -> str:
     """Says what to load instead of ``path``, in the layout of OLMo-core's trainer: run/step10/model_and_optim."""
     known(parent_of(parent_of(path)), config)
-    if has_file(below(path, "model_and_optim"), ".metadata"):
+    if folder_at(below(path, "model_and_optim")).has(".metadata"):
         return f"; did you mean {below(path, 'model_and_optim')}?"
     for run in (path, parent_of(path), parent_of(parent_of(path))):
         try:
             steps = sorted(
                 (int(name[4:]), name)
-                for name in folders_in(run)
-                if re.fullmatch(r"step\d+", name) and has_file(below(run, name, "model_and_optim"), ".metadata")
+                for name in folder_at(run).folders()
+                if re.fullmatch(r"step\d+", name) and folder_at(below(run, name, "model_and_optim")).has(".metadata")
             )
         except CheckpointError:  # a folder above, which need not be there, or be known
             continue

@@ -16,7 +16,6 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import SavePlanner
 
-from bytecheckpoint.checkpoint.local_path import is_local, is_url, location
 from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, is_called_by_async_save, lets_dcp_choose_ranks
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.call_context import explicit_call
@@ -34,8 +33,6 @@ from bytecheckpoint.distributed.call_order import draw_turn, take_drawn_turn
 from bytecheckpoint.distributed.groups import group_of_save, keep_watching
 from bytecheckpoint.distributed.launch import is_unaware, refuse_unaware_rank
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.object_store.stores import can_use_stores
-from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.observability.observers import OnReport, observe, stop_observing
 from bytecheckpoint.planning.key_choice import KeyChoice
 from bytecheckpoint.probes.of_torch import PROCESS_MODE, REGISTER
@@ -44,6 +41,8 @@ from bytecheckpoint.runtime.patching import Replacing
 from bytecheckpoint.staging import background as _background
 from bytecheckpoint.staging.save_executor import SaveExecutor
 from bytecheckpoint.staging.staged_state import StagedState, claimed, staging_of
+from bytecheckpoint.storage.folders import can_open_url
+from bytecheckpoint.storage.paths import can_be_place, is_local, is_url, location
 
 __all__ = ["register", "registered", "unregister"]
 
@@ -222,7 +221,7 @@ def _storage_setup(
         if storage or not checkpoint_id:
             return theirs(storage, checkpoint_id, reader)
         is_own_url = is_url(checkpoint_id) and is_local(checkpoint_id)
-        is_own_url = is_own_url or (is_known_store(checkpoint_id) and can_use_stores())
+        is_own_url = is_own_url or (can_open_url(checkpoint_id))
         if not is_own_url and not stock.validate_checkpoint_id(checkpoint_id):
             _warn_of_url(checkpoint_id)
             return theirs(storage, checkpoint_id, reader)
@@ -242,7 +241,7 @@ def _warn_of_url(checkpoint_id: Any) -> None:
         return
     _has_warned_of_url = True
     scheme = str(checkpoint_id).partition("://")[0]  # the rest may hold secrets
-    hint = " (pip install 'bytecheckpoint[cloud]' for ours)" if is_known_store(checkpoint_id) else ""
+    hint = " (pip install 'bytecheckpoint[cloud]' for ours)" if can_be_place(checkpoint_id) else ""
     warnings.warn(
         f"bytecheckpoint: {scheme}://...: register() leaves URLs to DCP's own writer and reader{hint}: such a save "
         "is not atomic and has no checksums, and a load runs the code in its pickles",

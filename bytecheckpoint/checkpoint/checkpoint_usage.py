@@ -7,16 +7,16 @@ import dataclasses
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.checkpoint.folder_files import StoredFile, files_below, files_by_folder, stored_file
-from bytecheckpoint.checkpoint.folders import Place, below, parent_of
-from bytecheckpoint.checkpoint.journal_files import FOLDER
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.names import is_data, is_mark, rank_of_mark
+from bytecheckpoint.storage.folder_files import StoredFile, files_by_folder
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.journal_files import FOLDER
+from bytecheckpoint.storage.names import is_data, is_mark, rank_of_mark
+from bytecheckpoint.storage.paths import Place, as_place, below, parent_of
 
 __all__ = ["CheckpointUsage", "KeyUsage", "usage_of"]
 
@@ -153,7 +153,7 @@ def usage_of(
     for _ in range(2):
         look = _Look(CheckpointUsage(str(place), step), place, depth, config)
         try:
-            look.at(_listed(place) if files is None else files)
+            look.at(folder_at(place).files() if files is None else files)
         except CheckpointError as error:  # it cannot be listed
             look.usage.problems.append(str(error))
             break
@@ -161,17 +161,6 @@ def usage_of(
             break
         files = None
     return look.usage
-
-
-def _listed(place: Place) -> list[StoredFile]:
-    if not _has_no_listing(place):
-        return files_below(place)
-    mark = stored_file(place, _MARK)
-    return [] if mark is None else [mark]
-
-
-def _has_no_listing(place: Place) -> bool:
-    return isinstance(place, str) and place.startswith(("http://", "https://"))
 
 
 class _Look:
@@ -182,7 +171,7 @@ class _Look:
         self._place = place
         self._depth = depth
         self._config = config
-        self._is_listed = not _has_no_listing(place)
+        self._is_listed = folder_at(place).has_listing
 
     def at(self, files: list[StoredFile]) -> None:
         usage = self.usage
@@ -255,12 +244,12 @@ class _Look:
         """Returns those of the named files that are there. Adds those that are not below the folder to its files."""
         found: dict[str, StoredFile] = {}
         is_elsewhere = directory != str(at)  # links of a cache lead there, or the path is that of a file
-        place: Place = directory if isinstance(at, str) else Path(directory)
+        place = as_place(directory)
         is_parent = is_elsewhere and place == parent_of(at)
         for name in names:
             file = here.get(name) if not is_elsewhere or is_parent else None
             if file is None and (is_elsewhere or not self._is_listed):
-                file = stored_file(place, name)
+                file = folder_at(place).file(name)
                 if file is not None:
                     self.usage.files.append(file)
             if file is not None:

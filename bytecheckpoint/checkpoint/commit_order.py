@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from bytecheckpoint.checkpoint.commit_times import Committed, commit_times, in_spite_of_copies, may_be_a_copy
-from bytecheckpoint.checkpoint.folders import Place
-from bytecheckpoint.checkpoint.step_names import step_number
 from bytecheckpoint.checkpoint.tracker_text import tracker_text
 from bytecheckpoint.listing import listed
+from bytecheckpoint.storage.paths import Place
+from bytecheckpoint.storage.step_names import step_number
 
 __all__ = ["CommitOrder", "Step", "commit_order"]
 

@@ -12,30 +12,23 @@ the saves began, which their ids say.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 
-from bytecheckpoint.checkpoint.folders import below
-from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.entries import is_tombstone
-from bytecheckpoint.object_store.names import is_mark, rank_of_mark
-from bytecheckpoint.object_store.stores import place_in_store
-from bytecheckpoint.object_store.urls import is_store_url, joined
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.names import is_mark, rank_of_mark
+from bytecheckpoint.storage.paths import as_place, below
 
 __all__ = ["Committed", "commit_times", "in_spite_of_copies", "may_be_a_copy"]
 
 _MARK = ".metadata"
 _PART_COMMITTED_LAST = "model"
-_MOST_REQUESTS = 16  # at once
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AN_HOUR = 3_600 * 10**9  # nanoseconds: no save takes longer, and the clocks of hosts agree better
 _A_DAY = 24 * _AN_HOUR
 _FIRST_ID = 1_795_000_000 * 10**9  # November 2026: earlier builds wrote no time into their ids
@@ -50,11 +43,12 @@ def commit_times(paths: Sequence[str]) -> dict[str, int]:
     Raises:
         StorageError: The store refused to say.
     """
-    if paths and is_store_url(paths[0]):
-        with ThreadPoolExecutor(min(len(paths), _MOST_REQUESTS), "bytecheckpoint-times") as pool:
-            times = [*pool.map(_time_in_store, paths)]
+    num_at_once = min([len(paths), *(folder_at(path).num_at_once for path in paths[:1])])
+    if num_at_once > 1:
+        with ThreadPoolExecutor(num_at_once, "bytecheckpoint-times") as pool:
+            times = [*pool.map(_time_of_commit, paths)]
     else:
-        times = [_time_on_disk(path) for path in paths]
+        times = [*map(_time_of_commit, paths)]
     return {path: time for path, time in zip(paths, times, strict=True) if time is not None}
 
 
@@ -137,23 +131,13 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _time_on_disk(path: str) -> int | None:
-    for folder in (path, os.path.join(path, _PART_COMMITTED_LAST)):  # noqa: PTH118
-        try:
-            return os.stat(os.path.join(folder, _MARK)).st_mtime_ns  # noqa: PTH116, PTH118
-        except OSError:
-            continue
-    return max((time for name, time in _times_in(path).items() if is_mark(name)), default=None)
-
-
-def _time_in_store(url: str) -> int | None:
-    client, folder = place_in_store(url)
-    with storage_errors("head", url):
-        for mark in (joined(folder, _MARK), joined(folder, _PART_COMMITTED_LAST, _MARK)):
-            found = client.head(mark)
-            if found is not None and not is_tombstone(found):
-                return _nanoseconds(found["last_modified"])
-        return max((time for name, time in _times_in(url).items() if is_mark(name)), default=None)
+def _time_of_commit(path: str) -> int | None:
+    place = as_place(path)
+    for folder in (place, below(place, _PART_COMMITTED_LAST)):
+        changed = folder_at(folder).changed(_MARK)
+        if changed is not None:
+            return changed
+    return max((time for name, time in folder_at(place).file_times().items() if is_mark(name)), default=None)
 
 
 @dataclass(frozen=True)
@@ -173,9 +157,9 @@ class _SaveTimes:
 
 def _save_in(path: str) -> _SaveTimes:
     save = _SaveTimes()
-    for folder in (path, str(below(path, _PART_COMMITTED_LAST)) if is_store_url(path) else f"{path}/model"):
+    for folder in (path, f"{path}/{_PART_COMMITTED_LAST}"):
         try:
-            times = _times_in(folder)
+            times = folder_at(folder).file_times()
             for mark in filter(is_mark, times):
                 checkpoint = _core.Checkpoint.open(folder, rank=rank_of_mark(mark))
                 last_file = max((times.get(name, 0) for name, *_ in checkpoint.files()), default=0)
@@ -192,20 +176,3 @@ def _begin_of_save(save_id: str) -> int:
     began = (drawn.int >> 80) * 1_000_000
     # Of random ids, one in 64 has this version and variant.
     return began if drawn.version == 7 and _FIRST_ID < began < time.time_ns() + _A_DAY else 0
-
-
-def _times_in(folder: str) -> dict[str, int]:
-    """Returns when the files right in a folder were last changed, by name."""
-    if is_store_url(folder):
-        client, name = place_in_store(folder)
-        entries = [entry for entry in client.entries(name) if not entry.is_tombstone]
-        return {entry.name: _nanoseconds(entry.last_modified) for entry in entries}
-    try:
-        with os.scandir(folder) as entries_of_folder:
-            return {entry.name: entry.stat().st_mtime_ns for entry in entries_of_folder if entry.is_file()}
-    except OSError:
-        return {}
-
-
-def _nanoseconds(time: datetime) -> int:
-    return (time - _EPOCH) // timedelta(microseconds=1) * 1000

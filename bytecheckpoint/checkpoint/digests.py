@@ -16,18 +16,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint.checkpoint.canonical import canonical_record
-from bytecheckpoint.checkpoint.in_use import reading
-from bytecheckpoint.checkpoint.local_path import location_to_read
-from bytecheckpoint.checkpoint.parts import json_of
-from bytecheckpoint.checkpoint.stored_digest import stored_in
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import InvalidPlanError, UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.stores import use_store, with_store_ring
-from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.in_use import reading
+from bytecheckpoint.storage.parts import json_of
+from bytecheckpoint.storage.paths import location_to_read
+from bytecheckpoint.storage.stored_digest import stored_in
 
 if TYPE_CHECKING:
     from bytecheckpoint.native import _C
@@ -100,9 +99,9 @@ def digest(
     """
     config = config or Config.from_env()
     directory = str(location_to_read(path))
-    if is_store_url(directory):
-        use_store(directory, config)
-        config = with_store_ring(config)
+    folder = folder_at(directory)
+    folder.use(config)
+    config = folder.tuned(config)
     with explaining(directory), reading(directory):
         checkpoint = _core.Checkpoint.open(
             directory, accept_rewritten=config.accept_rewritten_metadata, io_timeout_s=config.io_timeout_s

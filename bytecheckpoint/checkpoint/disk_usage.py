@@ -9,20 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from errno import ELOOP, ENOENT, ENOTDIR
 from typing import Any
 
 from bytecheckpoint.checkpoint.checkpoint_usage import CheckpointUsage, KeyUsage, usage_of
-from bytecheckpoint.checkpoint.folder_files import StoredFile, files_below
-from bytecheckpoint.checkpoint.folders import Place, has_file, known
-from bytecheckpoint.checkpoint.local_path import location_to_read
 from bytecheckpoint.checkpoint.retention import Retention
-from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import CheckpointNotFoundError
+from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.storage.folder_files import StoredFile
+from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.paths import Place, as_place, location_to_read, name_of
+from bytecheckpoint.storage.step_names import step_paths
 
 __all__ = ["DiskUsage", "Freed", "disk_usage", "freed_by"]
 
@@ -152,17 +151,18 @@ def disk_usage(
     place = known(location_to_read(path), config)
     steps = _steps_in(place, pattern)
     if not steps:
-        found = usage_of(place, None, None, depth=depth, config=config)
-        if found.is_bare or (isinstance(place, Path) and not place.exists()):
+        files = _files_there(place)
+        found = usage_of(place, None, files, depth=depth, config=config)
+        if files == [] or found.is_bare:
             with explaining(place):  # its error says what is there instead
                 _core.Checkpoint.open(str(place))
             raise CheckpointNotFoundError(f"open({place}): there is nothing of a checkpoint", str(place))
         return DiskUsage(path=str(place), is_run=False, checkpoints=[found])
-    in_store = _steps_of_listing(place, steps) if not isinstance(place, Path) else {}
+    listed = _steps_of_listing(place, steps) if folder_at(place).lists_deep else {}
 
     def look(step: tuple[int, str]) -> CheckpointUsage:
-        where: Place = step[1] if is_store_url(step[1]) else Path(step[1])
-        return usage_of(where, step[0], in_store.get(step[1]), depth=depth, config=config)
+        where = as_place(step[1])
+        return usage_of(where, step[0], listed.get(step[1]), depth=depth, config=config)
 
     checkpoints: list[CheckpointUsage] = []
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -174,7 +174,7 @@ def disk_usage(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    beside = in_store[""] if in_store else files_below(place, without={Path(step).name for _, step in steps})
+    beside = listed[""] if listed else folder_at(place).files({name_of(step) for _, step in steps})
     return DiskUsage(
         path=str(place),
         is_run=True,
@@ -215,19 +215,26 @@ def _allocated(files: Iterable[StoredFile]) -> int:
     return alone + sum(of_inode.values())
 
 
+def _files_there(place: Place) -> list[StoredFile] | None:
+    """Returns the files at or below a place, none if nothing is there; None if that cannot be said."""
+    try:
+        return folder_at(place).files()
+    except StorageError as error:
+        return [] if error.errno in (ENOENT, ENOTDIR, ELOOP) else None
+
+
 def _steps_in(place: Place, pattern: str | None) -> list[tuple[int, str]]:
     """Returns the steps of a run folder; none for anything else, a checkpoint with a folder `10` in it, too."""
-    if isinstance(place, Path) and not place.is_dir():
+    folder = folder_at(place)
+    if folder.is_gone() or not folder.has_listing or folder.has(".metadata"):
         return []
-    if isinstance(place, str) and place.startswith(("http://", "https://")):
-        return []  # there is no listing
-    return [] if has_file(place, ".metadata") else step_paths(place, pattern)
+    return step_paths(place, pattern)
 
 
-def _steps_of_listing(place: str, steps: list[tuple[int, str]]) -> dict[str, list[StoredFile]]:
-    """Lists a run in a store in few requests. Returns the files of each step, and under "" those beside them."""
+def _steps_of_listing(place: Place, steps: list[tuple[int, str]]) -> dict[str, list[StoredFile]]:
+    """Lists all of a run at once. Returns the files of each step, and under "" those beside them."""
     found: dict[str, list[StoredFile]] = {"": [], **{step: [] for _, step in steps}}
-    for file in files_below(place):
+    for file in folder_at(place).files():
         first, _, rest = file.name.partition("/")
         step = f"{place}/{first}"
         if step in found and rest:

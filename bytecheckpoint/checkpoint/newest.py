@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
-from bytecheckpoint.checkpoint.folders import Place, below, has_file
-from bytecheckpoint.checkpoint.parts import PARTS, REFERENCE
-from bytecheckpoint.checkpoint.step_names import step_paths
-from bytecheckpoint.checkpoint.steps import StepFolder, look_at_step
+from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.tracker_text import tracker_text
 from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.parts import PARTS, REFERENCE
+from bytecheckpoint.storage.paths import Place, below
+from bytecheckpoint.storage.small_files import storage_errors
+from bytecheckpoint.storage.step_folder import StepFolder
+from bytecheckpoint.storage.step_names import step_paths
 
 __all__ = ["Newest", "newest_whole"]
 
@@ -45,13 +48,9 @@ def newest_whole(run: Place, pattern: str | None, asked: str) -> Newest:
         StorageError: The file system refused.
         CheckpointError: As ``latest`` raises it.
     """
-    try:
-        if isinstance(run, Path):
-            run.lstat()  # not stat: a link to a disk that is not mounted leads nowhere, and the run is not new
-    except FileNotFoundError:
-        return Newest(None)
-    except OSError as error:
-        raise StorageError(f"{asked}({run}): {error.strerror}", str(run), error.errno or 0) from error
+    with storage_errors(asked, run):
+        if folder_at(run).is_absent():
+            return Newest(None)
     said: list[str] = []
     order = commit_order(run, step_paths(run, pattern, follow_links=True), _tracker_of(run, said))
     if not order.steps and not order.unmarked:
@@ -125,7 +124,7 @@ def _refuse_loss(run: Place, folders: Sequence[StepFolder], asked: str) -> None:
 
 
 def _refuse_a_checkpoint(run: Place, asked: str) -> None:
-    if any(has_file(below(run, name) if name else run, ".metadata") for name in ("", *PARTS)):
+    if any(folder_at(below(run, name) if name else run).has(".metadata") for name in ("", *PARTS)):
         raise ConfigError(
             f"{asked}({run}): this folder is a checkpoint itself, and has no step folders: pass its path to the load, "
             "or the folder of the run",

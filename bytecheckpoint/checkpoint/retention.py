@@ -9,32 +9,22 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import datetime
-from pathlib import Path
 
 from bytecheckpoint.checkpoint.commit_order import CommitOrder, Step, commit_order
-from bytecheckpoint.checkpoint.folders import known
-from bytecheckpoint.checkpoint.journal_files import carry_lines
-from bytecheckpoint.checkpoint.last_used import last_used
-from bytecheckpoint.checkpoint.local_path import location
-from bytecheckpoint.checkpoint.parts import inspect_step
-from bytecheckpoint.checkpoint.removal import Outcome, bytes_to_remove, remove_folder
-from bytecheckpoint.checkpoint.step_names import compile_pattern, step_paths
-from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
-from bytecheckpoint.checkpoint.store_removal import (
-    bytes_in_store,
-    last_change,
-    remove_folder_in_store,
-    remove_tombstones,
-)
+from bytecheckpoint.checkpoint.steps import scan_steps
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
-from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.runtime.per_process import PerProcess
+from bytecheckpoint.storage.folders import known
+from bytecheckpoint.storage.last_used import last_used
+from bytecheckpoint.storage.paths import as_place, location
+from bytecheckpoint.storage.removal import StepRemoval
+from bytecheckpoint.storage.removals import removal_in
+from bytecheckpoint.storage.step_folder import StepFolder
+from bytecheckpoint.storage.step_names import compile_pattern, step_paths
 
 __all__ = ["Retention", "RetentionReport", "prune"]
 
@@ -218,11 +208,15 @@ class Retention:
         return report
 
     def _prune(self, folders: list[StepFolder], protect: frozenset[int], report: RetentionReport) -> int:
-        is_in_store = is_store_url(self.root)
-        # Open, so that removals stay in it, wherever its path leads later.
-        root = None if is_in_store else _core.Directory(str(self.root))
+        config = self.config or Config.from_env()
+        removal = removal_in(
+            self.root,
+            remove_others=self.remove_others,
+            grace_s=self.grace_s,
+            deadline_s=config.commit_deadline_s,
+        )
         committed = {_step_of(folder): folder for folder in folders if folder.has_mark}
-        order = commit_order(str(self.root) if is_in_store else Path(self.root), committed)
+        order = commit_order(as_place(self.root), committed)
         complete = [committed[step] for step in order.steps if committed[step].is_complete]  # the newest first
         by_rules = [folder for place, folder in enumerate(complete, 1) if self._keeps(folder, place, protect)]
         needed = {path: why for path, why in _needed(order, complete).items() if path not in _paths(by_rules)}
@@ -238,41 +232,21 @@ class Retention:
         # A complete one without a place in the order cannot be looked at any more: it is left alone.
         going = [folder for folder in folders if folder in complete or not folder.is_complete]
         going = [folder for folder in going if folder not in kept and folder.step not in protect]
-        now = self._now(newest, report) if is_in_store else None
+        report.warnings.extend(removal.begin(newest))
         newer = [folder for folder in going if order.is_newer(_step_of(folder), _step_of(newest))]
-        going = [folder for folder in going if self._may_go(folder, newest, newer, now, report)]
-        if going and not report.dry_run and not is_in_store:
-            # Sync the checkpoints that stay. Otherwise a crash could lose a newer one, whose rename is not on disk yet,
-            # after the older one was removed because of it.
-            marked = [Path(folder.path, name) for folder in kept for name in folder.components or (".",)]
-            of_parts = [Path(folder.path) for folder in kept if folder.components]
-            for directory in (Path(self.root), *of_parts, *marked):
-                _core.sync_directory(str(directory))
-            if root is not None:
-                report.warnings.extend(carry_lines(root.fileno(), [folder.name for folder in going], newest.name))
-        freed = sum(self._remove(folder, root, report) for folder in going)
-        if now is not None and not report.dry_run:
-            self._remove_tombstones(folders, now, report)
+        going = [folder for folder in going if self._may_go(folder, newest, newer, removal, report)]
+        if report.dry_run:
+            return sum(self._look(folder, removal, report) for folder in going)
+        if going:
+            report.warnings.extend(removal.secure(kept, going))
+        freed = sum(self._remove(folder, removal, report) for folder in going)
+        report.warnings.extend(removal.end(self._unseen(folders)))
         return freed
 
-    def _now(self, newest: StepFolder, report: RetentionReport) -> datetime | None:
-        """Returns when the newest checkpoint in a store was last changed; None if it is gone or the store refuses."""
-        try:
-            return last_change(newest)
-        except OSError as error:
-            report.warnings.append(f"{newest.name}: {error}")
-            return None
-
-    def _remove_tombstones(self, folders: list[StepFolder], now: datetime, report: RetentionReport) -> None:
-        """Removes what earlier prunes have left of folders, which a scan does not see any more."""
-        seen = {folder.path for folder in folders}
-        config = self.config or Config.from_env()
-        for _, path in step_paths(str(self.root), self.pattern):
-            try:
-                if path not in seen:
-                    remove_tombstones(path, now, grace_s=max(self.grace_s, config.commit_deadline_s))
-            except OSError as error:
-                report.warnings.append(f"{path}: {error}")
+    def _unseen(self, folders: list[StepFolder]) -> Iterator[str]:
+        """Yields the paths of step folders that a scan does not see any more. They are listed when somebody asks."""
+        seen = _paths(folders)
+        yield from (path for _, path in step_paths(self.root, self.pattern) if path not in seen)
 
     def _keeps(self, folder: StepFolder, place: int, protect: frozenset[int]) -> bool:
         """Whether the rules keep ``folder``. ``place`` counts complete checkpoints from the newest one, which is 1."""
@@ -284,7 +258,7 @@ class Retention:
         folder: StepFolder,
         newest: StepFolder,
         newer: list[StepFolder],
-        now: datetime | None,
+        removal: StepRemoval,
         report: RetentionReport,
     ) -> bool:
         if folder.state == "unknown":
@@ -295,50 +269,24 @@ class Retention:
             why = f"{folder.state}: {folder.reason}"
         elif folder.state not in ("complete", "half") and folder in newer:
             why = f"{folder.state}, but no newer one is complete: {folder.reason}"
-        elif folder.state == "half" and not self._is_dead(folder, newest, now):
+        elif folder.state == "half" and not removal.is_dead(folder, newest):
             why = f"half, but a save on another host may still be writing it: {folder.reason}"
         else:
             return True
         report.skipped[folder.path] = why
         return False
 
-    def _is_dead(self, folder: StepFolder, newest: StepFolder, now: datetime | None) -> bool:
-        """Whether nobody will finish this save.
+    def _look(self, folder: StepFolder, removal: StepRemoval, report: RetentionReport) -> int:
+        """Does what ``_remove`` does, in a dry run."""
+        (report.removed if folder.is_complete else report.swept).append(folder.path)
+        return removal.bytes_of(folder)
 
-        An unlocked tmp shows that. An empty folder counts too, because a save that is about to fill it loses nothing.
-        In a store only time shows it.
-        """
-        try:
-            if is_store_url(folder.path):
-                changed = last_change(folder)
-                return now is not None and (changed is None or (now - changed).total_seconds() >= self.grace_s)
-            found = inspect_step(folder.path)
-            every = [found, *found["components"].values()]
-            is_empty = not any(of[kind] for of in every for kind in ("marks", "tmps", "data_files", "others"))
-            says_so = is_empty or any(of["tmps"] for of in every)
-            return (says_so and folder.step < newest.step) or _unchanged_s(folder.path) >= self.grace_s
-        except (CheckpointError, OSError):
-            return False  # it is changing right now
-
-    def _remove(self, folder: StepFolder, root: _core.Directory | None, report: RetentionReport) -> int:
-        gone = report.removed if folder.is_complete else report.swept
-        if report.dry_run:
-            gone.append(folder.path)
-            if root is not None:
-                return bytes_to_remove(folder, remove_others=self.remove_others)
-            return bytes_in_store(folder, remove_others=self.remove_others)
-        try:
-            if root is None:
-                outcome = remove_folder_in_store(folder, remove_others=self.remove_others, grace_s=self.grace_s)
-            else:
-                outcome = remove_folder(folder, root, remove_others=self.remove_others)
-        except (CheckpointError, OSError) as error:
-            is_there = root is None or Path(folder.path).exists()
-            outcome = Outcome(failures=[str(error)]) if is_there else Outcome(skipped="another prune removed it first")
+    def _remove(self, folder: StepFolder, removal: StepRemoval, report: RetentionReport) -> int:
+        outcome = removal.remove(folder)
         if outcome.skipped:
             report.skipped[folder.path] = outcome.skipped
         elif not outcome.is_loadable and not outcome.failures:
-            gone.append(folder.path)
+            (report.removed if folder.is_complete else report.swept).append(folder.path)
         report.warnings.extend(f"{folder.name}: {failure}" for failure in outcome.failures)
         report.warnings.extend(f"{folder.name} was removed, except for {left}" for left in outcome.stays)
         return outcome.bytes_freed
@@ -426,9 +374,3 @@ def _rank() -> int:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 0
     return int(distributed.get_rank())
-
-
-def _unchanged_s(path: str) -> float:
-    """Returns the seconds since anything in a folder changed, by its modification times."""
-    newest = max(Path(parent, name).lstat().st_mtime for parent, _, names in os.walk(path) for name in (".", *names))
-    return time.time() - newest

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from bytecheckpoint.checkpoint.folders import Place, below
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.reference_variables import ROLE_SUFFIX
+from bytecheckpoint.storage.paths import Place, below
 
 __all__ = ["check_role", "folder_of_role", "known_roles"]
 

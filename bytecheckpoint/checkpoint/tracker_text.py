@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from bytecheckpoint.checkpoint.folders import Place, read_object
-from bytecheckpoint.checkpoint.small_files import read_small_file
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.paths import Place
 
 __all__ = ["TRACKER", "tracker_text"]
 
@@ -19,5 +19,5 @@ def tracker_text(run: Place) -> str:
     Raises:
         StorageError: It is there and cannot be read.
     """
-    found = read_object(run, TRACKER) if isinstance(run, str) else read_small_file(run / TRACKER, _MAX_BYTES)
+    found = folder_at(run).read_file(TRACKER, _MAX_BYTES)
     return (found or b"").decode("ascii", errors="replace").strip()

@@ -7,14 +7,13 @@ import os
 from collections.abc import Callable
 
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
-from bytecheckpoint.checkpoint.in_use import reading
-from bytecheckpoint.checkpoint.local_path import location_to_read
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.stores import use_store, with_store_ring
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report import Problem, VerifyReport
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.in_use import reading
+from bytecheckpoint.storage.paths import location_to_read
 
 __all__ = ["verify"]
 
@@ -54,9 +53,9 @@ def verify(
     """
     config = config or Config.from_env()
     directory = str(location_to_read(path))
-    client = use_store(directory, config) if is_store_url(directory) else None
-    if client is not None:
-        config = with_store_ring(config)
+    folder = folder_at(directory)
+    folder.use(config)
+    config = folder.tuned(config)
     with explaining(directory), reading(directory):
         found = _core.verify(
             directory,
@@ -77,6 +76,6 @@ def verify(
         )
         for file, section, offset, num_bytes, fqns, message in found.pop("problems")
     ]
-    if client is not None and client.is_http:
+    if not folder.has_listing:
         found["notes"].append("unreferenced files were not looked for: over HTTP a folder has no listing")
     return VerifyReport(path=directory, problems=problems, **found)

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from bytecheckpoint.checkpoint.parts import REFERENCE, checkpoints_in, inspect_step
-from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
+from bytecheckpoint.storage.parts import REFERENCE, checkpoints_in, inspect_step
+from bytecheckpoint.storage.step_names import step_paths
 
 __all__ = ["explaining", "refuse_reference"]
 

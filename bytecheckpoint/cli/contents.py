@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bytecheckpoint.checkpoint.folders import below, names_in
-from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.stores import use_store
-from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.parts import inspect_step
+from bytecheckpoint.storage.paths import below
 
 if TYPE_CHECKING:
     from bytecheckpoint.native import _C
@@ -196,8 +195,7 @@ def open_contents(
                 raise
         return tuple(_part(directory, component, rank, config, with_chunks, kind) for rank in ranks)
 
-    if is_store_url(path):
-        use_store(path, config, sys.modules[kind.__module__])
+    folder_at(path).use(config, sys.modules[kind.__module__])
     with explaining(path):
         try:
             parts = parts_of(path, "")
@@ -225,7 +223,7 @@ def components_in(path: str) -> list[str]:
 
 def _ranks_in(path: str) -> list[int]:
     try:
-        names = names_in(path)
+        names = folder_at(path).names()
     except StorageError:
         return []
     return sorted(int(found[1]) for name in names if (found := _RANK_METADATA.fullmatch(name)) is not None)

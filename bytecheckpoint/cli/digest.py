@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from bytecheckpoint.checkpoint.digests import Digest, combined, digest_of
-from bytecheckpoint.checkpoint.in_use import reading
 from bytecheckpoint.cli.contents import open_contents
 from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option
 from bytecheckpoint.cli.specs import spec_of, spec_options
@@ -21,8 +20,8 @@ from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.stores import with_store_ring
-from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.in_use import reading
 
 __all__ = ["command"]
 
@@ -85,8 +84,7 @@ def _digests(path: str, spec: LoadSpec | None, progress: bool) -> _Parts:
     config = Config.from_env()
     with reading(path):
         contents = open_contents(path, config=config, kind=_core.Checkpoint, spec=spec)
-        if is_store_url(path):
-            config = with_store_ring(config)
+        config = folder_at(path).tuned(config)
         parts: _Parts = {}
         for part in contents.parts:
             label = _label(part.component, part.rank) if len(contents.parts) > 1 else ""

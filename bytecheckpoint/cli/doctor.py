@@ -17,11 +17,12 @@ import bytecheckpoint
 from bytecheckpoint.cli.options import checked_path, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
 from bytecheckpoint.native import extension
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.probes.of_olmo import OLMO_FEATURES
 from bytecheckpoint.probes.of_torch import TORCH_FEATURES
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_FEATURES
 from bytecheckpoint.probes.probe import TESTED, Feature, installed, is_newer_than_tested
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.object_store.folder import StoreFolder
 
 __all__ = ["command"]
 
@@ -119,7 +120,8 @@ def _extensions() -> list[dict[str, str]]:
 def _findings_of_place(place: str) -> Iterator[Any]:
     from bytecheckpoint.cli import machine, stores
 
-    return stores.findings_of_store(place) if is_store_url(place) else machine.findings_of_path(Path(place))
+    is_store = isinstance(folder_at(place), StoreFolder)
+    return stores.findings_of_store(place) if is_store else machine.findings_of_path(Path(place))
 
 
 def _features() -> Iterator[dict[str, Any]]:

@@ -9,13 +9,12 @@ import click
 
 from bytecheckpoint.checkpoint.checkpoint_usage import CheckpointUsage
 from bytecheckpoint.checkpoint.disk_usage import DiskUsage, Freed, disk_usage, freed_by
-from bytecheckpoint.checkpoint.folders import name_of
-from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.retention import Retention
-from bytecheckpoint.checkpoint.step_names import DEFAULT_PATTERN
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json, short_name
 from bytecheckpoint.report.text import size_text
+from bytecheckpoint.storage.paths import location, name_of
+from bytecheckpoint.storage.step_names import DEFAULT_PATTERN
 
 __all__ = ["command"]
 

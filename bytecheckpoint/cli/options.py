@@ -11,9 +11,9 @@ from typing import IO, Any, TypeVar
 
 import click
 
-from bytecheckpoint.checkpoint.folders import known
-from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.cli.text import one_line
+from bytecheckpoint.storage.folders import known
+from bytecheckpoint.storage.paths import location
 
 __all__ = ["Failure", "bar", "checked_path", "checkpoint_argument", "json_option", "place_text", "progress_option"]
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,6 @@ import click
 from bytecheckpoint.cli.options import Failure, checkpoint_argument, json_option
 from bytecheckpoint.cli.run_contents import largest_tensors, space_of
 from bytecheckpoint.cli.text import counted, json_value, one_line, print_json
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.observability.figures import number, rank_figures, report_of, text_of
 from bytecheckpoint.observability.findings import Finding
 from bytecheckpoint.observability.page import page_of
@@ -27,6 +25,8 @@ from bytecheckpoint.observability.run_folder import Run, journal_files, page_fol
 from bytecheckpoint.observability.summary import Trouble, findings_of_all, troubles
 from bytecheckpoint.observability.trace_files import with_whole_traces
 from bytecheckpoint.report.text import size_text
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.small_files import write_small_file
 
 __all__ = ["command"]
 
@@ -78,7 +78,7 @@ def command(
     Example:
       bcp report run
     """
-    if is_store_url(run):
+    if not folder_at(run).keeps_journals:
         raise Failure(f"{run}: a journal is in a run folder on a file system; this is a URL of an object store")
     if follow and as_json:
         raise click.UsageError("--follow writes a page, so it does not go with --json")
@@ -121,14 +121,7 @@ def _read(folder: Path, last: int, since: int | None) -> Run:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file that others see whole or not at all."""
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        half.write_text(text, encoding="utf-8")
-        half.replace(path)
-    except BaseException:
-        half.unlink(missing_ok=True)
-        raise
+    write_small_file(path, text.encode(), sync=False)
 
 
 def _write_page(run: Run, found: Sequence[Sequence[Finding]], output: str | None, reload_s: float) -> Path:

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.checkpoint.journal_files import FOLDER
 from bytecheckpoint.errors import StorageError
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.observability.journal import find_save
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.journal_files import FOLDER
 
 __all__ = ["SaveRecord", "find_save_record"]
 
@@ -86,7 +86,7 @@ def find_save_record(path: str, save_id: str, journal: str | None) -> tuple[Save
     """
     if journal is not None:
         folders = [Path(journal)]
-    elif is_store_url(path):
+    elif not folder_at(path).keeps_journals:
         return None, "no journal is kept beside a URL; --journal names the folder of one"
     else:
         above = [Path(path), *Path(path).parents][:_MOST_LEVELS]

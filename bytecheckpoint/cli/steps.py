@@ -8,12 +8,13 @@ from collections import Counter
 import click
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
-from bytecheckpoint.checkpoint.local_path import location
-from bytecheckpoint.checkpoint.step_names import DEFAULT_PATTERN
-from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
+from bytecheckpoint.checkpoint.steps import scan_steps
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
 from bytecheckpoint.errors import StorageError
+from bytecheckpoint.storage.paths import location
+from bytecheckpoint.storage.step_folder import StepFolder
+from bytecheckpoint.storage.step_names import DEFAULT_PATTERN
 
 __all__ = ["command"]
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-from bytecheckpoint.checkpoint.folders import names_in
 from bytecheckpoint.cli.machine import Condition
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import StorageError
-from bytecheckpoint.object_store.body_checks import try_body_checks
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.conditions import ADVICE, AS_GIVEN, REFUSED, try_conditions_of_reads
-from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.object_store.body_checks import try_body_checks
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.conditions import ADVICE, AS_GIVEN, REFUSED, try_conditions_of_reads
+from bytecheckpoint.storage.object_store.stores import use_store
 
 __all__ = ["findings_of_store"]
 
@@ -31,7 +31,7 @@ def findings_of_store(url: str) -> Iterator[Condition]:
     config = Config.from_env()
     client = use_store(url, config)
     try:
-        names = names_in(url)
+        names = folder_at(url).names()
     except StorageError as error:
         yield Condition("store", "broken", str(error), "see docs/object_stores.md for variables and permissions")
         return

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import click
 
-from bytecheckpoint.checkpoint.store_sweep import sweep
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import counted, one_line, print_json
+from bytecheckpoint.storage.object_store.sweep import sweep
 
 __all__ = ["command"]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from bytecheckpoint.checkpoint.folders import below
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.checkpoint.wrong_path import refuse_reference
@@ -20,6 +19,7 @@ from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_o
 from bytecheckpoint.cli.text import counted, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
 from bytecheckpoint.report import Problem, VerifyReport
+from bytecheckpoint.storage.paths import below
 
 __all__ = ["command", "settings"]
 

@@ -4,32 +4,29 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bytecheckpoint.checkpoint.local_path import location, location_to_read
 from bytecheckpoint.config import Config
 from bytecheckpoint.convert.dcp_target import DcpTarget
-from bytecheckpoint.convert.folder import check_room, publish, refuse_existing, staging_folder, staging_of
+from bytecheckpoint.convert.destination import Conversion, Destination, bytes_of
+from bytecheckpoint.convert.local_destination import LocalDestination
 from bytecheckpoint.convert.outputs import Outputs, outputs_of
 from bytecheckpoint.convert.placeholders import refuse_placeholders
 from bytecheckpoint.convert.ranks import Ranks
 from bytecheckpoint.convert.safetensors_target import SafetensorsTarget
 from bytecheckpoint.convert.source import Opened, Source
-from bytecheckpoint.convert.store_folder import StoreFolder
-from bytecheckpoint.convert.target import Target, TargetPiece
-from bytecheckpoint.convert.workers import run_pieces
+from bytecheckpoint.convert.store_destination import StoreDestination
+from bytecheckpoint.convert.target import Target
 from bytecheckpoint.errors import CheckpointChangedError, ConfigError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.report.text import size_text
+from bytecheckpoint.storage.paths import location, location_to_read
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -145,16 +142,13 @@ def convert(
     config = config or Config.from_env()
     place, folder = location_to_read(source), location(target)
     job = Source(str(place), spec, config)
-    in_store = StoreFolder(folder, config) if isinstance(folder, str) else None
+    destination = _destination(folder, config)
     ranks = Ranks(process_group, config, folder)
 
     def prepared() -> tuple[Opened, Target, ConvertReport]:
         if workers < 1:
             raise ConfigError(f"workers={workers}: must be at least 1")
-        if in_store is not None:
-            in_store.check(to, resume=resume, is_shared=process_group is not None)
-        elif isinstance(folder, Path):
-            refuse_existing(folder)
+        destination.check(to, resume=resume, is_shared=process_group is not None)
         opened = job.open()
         outputs = outputs_of(opened.wanted, dtype)
         refuse_placeholders(outputs, job, opened)
@@ -168,71 +162,14 @@ def convert(
     job = job.planned_for(opened)
     first_id = ranks.shared(opened.stored.save_id)
     ranks.together(lambda: _check_same_save(opened, first_id, str(place)))
-    if in_store is not None and isinstance(made, DcpTarget):
-        pieces = made.pieces
-        tell = _of_total(progress, pieces)
-        in_store.write(
-            opened,
-            made,
-            lambda notes: _run(job, opened, pieces, notes, workers, verify=False, progress=tell),
-            verify=verify,
-        )
-        return dataclasses.replace(report, is_verified=verify, seconds=time.monotonic() - begin)
-    num_left = _write(job, opened, made, Path(folder), ranks, workers, resume, verify, progress)
+    num_left = destination.write(Conversion(job, opened, made, ranks, workers, verify, progress), resume=resume)
     return dataclasses.replace(
         report, num_resumed=len(made.pieces) - num_left, is_verified=verify, seconds=time.monotonic() - begin
     )
 
 
-def _write(
-    job: Source,
-    opened: Opened,
-    made: Target,
-    folder: Path,
-    ranks: Ranks,
-    workers: int,
-    resume: bool,
-    verify: bool,
-    progress: Callable[[int, int], None] | None,
-) -> int:
-    """Writes and publishes a folder, or a file. Returns how many pieces were left to write."""
-    with ExitStack() as held:
-
-        def begun() -> Path:
-            if not ranks.is_first:
-                return staging_of(folder)
-            staging = held.enter_context(staging_folder(folder, resume, _plan_of(opened, job.place, made)))
-            check_room(staging, _bytes_of([piece for piece in made.pieces if not piece.is_done(staging)]))
-            return staging
-
-        staging = ranks.together(begun)
-        left = ranks.shared([piece.name for piece in made.pieces if not piece.is_done(staging)])
-        mine = ranks.own_of([piece for piece in made.pieces if piece.name in left])
-        tell = _of_total(progress, mine)
-        ranks.together(lambda: _run(job, opened, mine, staging, workers, verify=verify, progress=tell))
-
-        def finished() -> None:
-            if ranks.is_first:
-                made.finish(opened, staging, folder, verify)
-                publish(staging, folder, made.pieces[0].name if made.is_file else None)
-
-        ranks.together(finished)
-    return len(left)
-
-
-def _run(
-    job: Source,
-    opened: Opened,
-    pieces: Sequence[TargetPiece],
-    folder: Path,
-    workers: int,
-    *,
-    verify: bool,
-    progress: Callable[[int], None] | None,
-) -> None:
-    """Writes pieces of one source: another writer may write its files in place while they are read."""
-    run_pieces(job, pieces, folder, workers, verify=verify, progress=progress)
-    job.check_unchanged(opened)
+def _destination(place: Path | str, config: Config) -> Destination:
+    return LocalDestination(place) if isinstance(place, Path) else StoreDestination(place, config)
 
 
 def _check_same_save(opened: Opened, first_id: str, source: str) -> None:
@@ -244,16 +181,6 @@ def _check_same_save(opened: Opened, first_id: str, source: str) -> None:
         )
 
 
-def _of_total(
-    progress: Callable[[int, int], None] | None, pieces: Sequence[TargetPiece]
-) -> Callable[[int], None] | None:
-    """Returns a function that also tells all that this rank is to write. Ranks have about equal shares."""
-    if progress is None:
-        return None
-    total = _bytes_of(pieces)
-    return lambda now: progress(now, total)
-
-
 def _report_of(source: str, target: str, to: Format, outputs: Outputs, made: Target) -> ConvertReport:
     return ConvertReport(
         source=source,
@@ -262,7 +189,7 @@ def _report_of(source: str, target: str, to: Format, outputs: Outputs, made: Tar
         num_tensors=outputs.num_items,
         num_objects=len(outputs.objects),
         num_files=len(made.pieces),
-        num_bytes=_bytes_of(made.pieces),
+        num_bytes=bytes_of(made.pieces),
         num_cast=outputs.num_cast,
     )
 
@@ -298,19 +225,3 @@ def _target_of(to: Format, outputs: Outputs, most_bytes: int, workers: int, plac
 
         return TorchTarget(outputs, Path(place).name)
     raise ConfigError(f"to={to!r}: must be one of {', '.join(FORMATS)}")
-
-
-def _plan_of(opened: Opened, source: str, target: Target) -> str:
-    """Returns a digest of what is converted: a conversion goes on only with what it began with.
-
-    A spec is in it by what it comes to: where each element of each tensor is taken from. So nothing in a spec is
-    forgotten, not even what a transform of the user's own does.
-    """
-    digest = hashlib.sha256(json.dumps([source, opened.identity]).encode())
-    digest.update(target.identity())
-    opened.wanted.describe(digest.update)
-    return digest.hexdigest()
-
-
-def _bytes_of(pieces: Sequence[TargetPiece]) -> int:
-    return sum(piece.num_bytes for piece in pieces)

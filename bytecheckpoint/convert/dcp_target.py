@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bytecheckpoint.checkpoint.verification import verify as verify_checkpoint
-from bytecheckpoint.convert.folder import write_whole
 from bytecheckpoint.convert.nesting import paths_of, refuse_clashes
 from bytecheckpoint.convert.outputs import Outputs, OutputTensor
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.stores import most_file_bytes, use_store, with_store_ring
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.small_files import write_small_file
 
 __all__ = ["DcpTarget", "Share"]
 
@@ -55,9 +55,10 @@ class Share:
         """See ``TargetPiece``. What the file contains is noted in a file beside it, for ``DcpTarget.finish``."""
         options = source.options(tell)
         if self.url is not None:
-            use_store(self.url, source.config)
-            of_store = with_store_ring(source.config)
-            options.update(num_io_threads=of_store.io_threads, ring_bytes=of_store.ring_bytes)
+            place = folder_at(self.url)
+            place.use(source.config)
+            tuned = place.tuned(source.config)
+            options.update(num_io_threads=tuned.io_threads, ring_bytes=tuned.ring_bytes)
         written = _core.copy_shard(
             opened.wanted,
             target=self.url or str(folder),
@@ -67,7 +68,7 @@ class Share:
             num_bytes=self.num_bytes,
             **options,
         )
-        write_whole(folder / self.name, written)
+        write_small_file(folder / self.name, written)
 
 
 class DcpTarget:
@@ -84,7 +85,7 @@ class DcpTarget:
 
     def __init__(self, outputs: Outputs, most_bytes: int, is_plain: bool, url: str | None = None) -> None:
         if url is not None:
-            most_bytes = min(most_bytes, most_file_bytes(url) // 2)
+            most_bytes = min(most_bytes, folder_at(url).most_file_bytes // 2)
         self._is_plain = is_plain
         self._names = [each.name for each in outputs.tensors] + [*outputs.opaque, *outputs.objects]
         self.pieces = [replace(share, url=url) for share in _shares(outputs, most_bytes, is_plain)]
@@ -127,7 +128,7 @@ class DcpTarget:
             if left.name not in files:
                 left.unlink()
         metadata = checkpoint.plain_metadata_file() if self._is_plain else checkpoint.metadata_file()
-        write_whole(folder / _METADATA, metadata)
+        write_small_file(folder / _METADATA, metadata)
         for share in self.pieces:
             (folder / share.name).unlink()
         if verify:

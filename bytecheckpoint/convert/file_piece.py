@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from bytecheckpoint.errors import CorruptCheckpointError
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage.small_files import replaced_by
 
 __all__ = ["write_file"]
 
@@ -24,18 +24,11 @@ def write_file(file: Path, verify: bool, export: Callable[[str], tuple[int, int]
     Raises:
         CorruptCheckpointError: What was read back is not what was written.
     """
-    part = file.with_name(f"{file.name}.part")
-    part.unlink(missing_ok=True)
-    try:
+    with replaced_by(_core.Directory(str(file.parent)), file.name, f"{file.name}.part") as part:
         _, crc = export(str(part))
         if verify:
             found = _core.checksum_of_file(str(part.parent), part.name, None)
             if found != crc:
                 raise CorruptCheckpointError(
-                    f"convert({file}): written with CRC {crc}, read back with {found}", str(part)
+                    f"convert({file}): written with CRC {crc}, read back with {found}", str(file)
                 )
-        part.rename(file)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from bytecheckpoint.checkpoint.folders import below, has_file, known
-from bytecheckpoint.checkpoint.local_path import location_to_read
 from bytecheckpoint.config import Config
 from bytecheckpoint.convert.source import Source
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.paths import below, location_to_read
 
 __all__ = ["model_of"]
 
@@ -40,7 +40,7 @@ def model_of(source: str, config: Config) -> tuple[str, LoadSpec | None]:
     """
     place = known(location_to_read(source), config)
     for part in (_MODEL, _TOGETHER):
-        if not has_file(place, _METADATA) and has_file(below(place, part), _METADATA):
+        if not folder_at(place).has(_METADATA) and folder_at(below(place, part)).has(_METADATA):
             place = below(place, part)
             break
     names = Source(str(place), None, config).open().stored.names()

@@ -12,12 +12,12 @@ from itertools import accumulate
 from pathlib import Path
 
 from bytecheckpoint.convert.file_piece import write_file
-from bytecheckpoint.convert.folder import write_whole
 from bytecheckpoint.convert.outputs import Outputs, OutputTensor
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage.small_files import write_small_file
 
 __all__ = ["INDEX", "OutputFile", "SafetensorsTarget"]
 
@@ -119,7 +119,7 @@ class SafetensorsTarget:
     def finish(self, opened: Opened, folder: Path, target: Path, verify: bool) -> None:
         """See ``Target``. The index, without which several files are no model, comes last."""
         if len(self.pieces) > 1:
-            write_whole(folder / INDEX, _index_of(self.pieces))
+            write_small_file(folder / INDEX, _index_of(self.pieces))
 
 
 def _with_aliases(file: OutputFile, aliases: Mapping[str, str]) -> OutputFile:

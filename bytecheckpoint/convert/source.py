@@ -14,8 +14,7 @@ from bytecheckpoint.errors import CheckpointChangedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.stores import use_store
-from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.storage.folders import folder_at
 
 __all__ = ["Opened", "Source"]
 
@@ -81,8 +80,7 @@ class Source:
             CheckpointError: It cannot be read.
             ConfigError: The spec does not fit.
         """
-        if is_store_url(self.place):
-            use_store(self.place, self.config, _core)
+        folder_at(self.place).use(self.config)
         with explaining(self.place):
             stored = _core.Checkpoint.open(
                 self.place,

@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from errno import ENOENT
-from pathlib import Path
 
 from bytecheckpoint.dcp._save_session import RankResult
 from bytecheckpoint.errors import CheckpointChangedError, ConfigError
 from bytecheckpoint.listing import listed
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.sharing.choice import ReadPreferences
+from bytecheckpoint.storage.folders import folder_at
 
 __all__ = ["SavesSeen", "refuse_other_places"]
 
@@ -82,7 +79,7 @@ class SavesSeen:
             self._since = time.monotonic()
         late_s = max((said.visible_within_s for said in preferences if said), default=0.0)
         others = {
-            rank: said.path for rank, said in enumerate(preferences) if said and not _is_same_here(path, said.path)
+            rank: said.path for rank, said in enumerate(preferences) if said and not folder_at(path).is_same(said.path)
         }
         if others:
             raise _different("load", path, coordinator, others)
@@ -115,24 +112,13 @@ def _different(what: str, path: str, coordinator: int, others: Mapping[int, str]
     )
 
 
-def _is_same_here(path: str, other: str) -> bool:
-    """Returns whether both are one path, or name one directory on this machine."""
-    if os.path.normpath(other) == os.path.normpath(path):
-        return True
-    if is_store_url(path) or is_store_url(other):
-        return False
-    with suppress(OSError):  # there is no such path here
-        return Path(other).samefile(path)
-    return False
-
-
 def _is_elsewhere(path: str, result: RankResult, host: str) -> bool:
-    if _is_same_here(path, result.path):
-        return False
-    if is_store_url(path) or is_store_url(result.path):
-        return True
+    folder = folder_at(path)
+    is_same = folder.is_same(result.path)
+    if is_same is not None:
+        return not is_same
     if getattr(result.error, "errno", None) == ENOENT:
         return True  # it does not see the directory, which the coordinator had made
     if result.file_names and result.error is None:
-        return not all(Path(path, name).exists() for name in result.file_names)
+        return not folder.sees(result.file_names)
     return result.host == host

@@ -7,13 +7,11 @@ import json
 from collections.abc import Callable
 
 from bytecheckpoint.checkpoint.digests import digest_of
-from bytecheckpoint.checkpoint.stored_digest import with_stored
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._save_session import SaveSession
 from bytecheckpoint.errors import CheckpointChangedError, CorruptCheckpointError, UnsupportedError
 from bytecheckpoint.native import _C
-from bytecheckpoint.object_store.stores import with_store_ring
-from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.storage.stored_digest import with_stored
 
 __all__ = ["with_digest"]
 
@@ -41,8 +39,7 @@ def with_digest(
         UnsupportedError: A tensor has no digest; see ``digest``.
         StorageError: The storage refused, or did not answer.
     """
-    if is_store_url(session.path):
-        config = with_store_ring(config)
+    config = session.folder.tuned(config)
     try:
         digest = digest_of(
             written,

@@ -7,14 +7,12 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from errno import ENOENT, ESTALE
-from pathlib import Path
 
 from bytecheckpoint.dcp._places import refuse_other_places
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession
 from bytecheckpoint.distributed.call_order import check_in_step
 from bytecheckpoint.errors import CheckpointError, SaveFailedError, StorageError, sendable, texts_of_ranks
-from bytecheckpoint.native import _C
-from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.storage.folders import folder_at
 
 __all__ = ["check_handed_in", "error_to_send", "explaining_unseen", "save_failed", "say_files_stay"]
 
@@ -53,7 +51,7 @@ def check_handed_in(session: SaveSession, results: Sequence[RankResult], failed:
 
 def _check_right(session: SaveSession) -> None:
     """Raises a ``CheckpointSupersededError`` if another save has taken this one's right to commit."""
-    if isinstance(session.commit, _C.Commit):
+    if session.commit is not None:
         session.commit.check_right()
 
 
@@ -92,9 +90,10 @@ def _not_seen(error: StorageError, path: str, handed_in: Sequence[RankResult]) -
     Returns:
         An error that names the ranks whose path is another directory; None if all files are seen.
     """
-    if error.errno != ENOENT or is_store_url(path):  # storage that does not answer must not be asked
+    if error.errno != ENOENT:  # storage that does not answer must not be asked
         return None
-    unseen = [r for r in handed_in if not all(Path(path, name).exists() for name in r.file_names)]
+    folder = folder_at(path)
+    unseen = [result for result in handed_in if not folder.sees(result.file_names)]
     if not unseen:
         return None
     ranks = ", ".join(f"rank {result.rank} to {result.path}" for result in unseen)
@@ -131,7 +130,7 @@ def _with_cause(error: BaseException, session: SaveSession) -> BaseException:
     """
     if not (isinstance(error, StorageError) and error.errno == ENOENT):
         return error
-    if is_store_url(session.path) or Path(session.path).is_dir():
+    if not session.folder.is_gone():
         return error
     explained = StorageError(
         f"save({session.path}): the path is not shared between the ranks: rank {session.rank} does not see the "

@@ -80,4 +80,4 @@ def _blocked_s(session: SaveSession) -> float:
 
 
 def _requests_of(session: SaveSession) -> int:
-    return session.store.num_requests if session.store else 0
+    return session.folder.num_requests

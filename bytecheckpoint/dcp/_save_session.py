@@ -29,14 +29,14 @@ from bytecheckpoint.distributed.launch import is_unaware, refuse_unaware_rank
 from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError
 from bytecheckpoint.native import _C
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.commit import StoreCommit
 from bytecheckpoint.report import RankSaveReport, SaveReport
 from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.live_calls import Running
 from bytecheckpoint.runtime.per_process import HomeProcess
 from bytecheckpoint.runtime.phases import Phases
+from bytecheckpoint.storage.folder import Commit, Folder
+from bytecheckpoint.storage.folders import folder_at
 
 if TYPE_CHECKING:
     from bytecheckpoint.distributed.liveness import LivenessMonitor
@@ -68,13 +68,13 @@ class SaveSession:
         is_coordinator: True if this rank commits.
         commits_alone: True in a save without collectives: each rank commits its own part.
         commit: The right to commit. None before ``prepare_global_plan``, and on ranks that do not commit.
-        store: Client of the URL, once it was needed; None for a directory.
         handed_in: True once ``write_data`` has returned this rank's result to DCP.
         finishing: True once ``finish`` has begun.
         phases: Duration of each phase so far.
         report: Report of this rank, once it has written its part.
         digest: Digest of the checkpoint, once it is computed; else "".
         ranks: Liveness monitor of the ranks that save; None if there is none.
+        folder: Folder of the checkpoint.
         call: Number of the call on this rank; 0 if calls are not counted.
         thread: Thread that runs the save.
         home: Process that began the save. A forked child must not touch the save.
@@ -87,17 +87,28 @@ class SaveSession:
     rank: int = 0
     is_coordinator: bool = False
     commits_alone: bool = False
-    commit: _C.Commit | StoreCommit | None = None
-    store: StoreClient | None = None
+    commit: Commit | None = None
     handed_in: bool = False
     finishing: bool = False
     report: SaveReport | None = None
     digest: str = ""
     ranks: LivenessMonitor | None = None
+    folder: Folder = field(init=False)
     call: int = field(default_factory=number_of_turn)
     thread: threading.Thread = field(default_factory=threading.current_thread)
     home: HomeProcess = field(default_factory=HomeProcess)
     _over: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.folder = folder_at(self.path)
+
+    def use_folder(self, config: Config) -> None:
+        """Makes the folder known to the engine. Its requests count in the trace.
+
+        Raises:
+            CheckpointError: See ``Folder.use``.
+        """
+        self.folder.use(config, _C, self.phases.trace.note_request)
 
     def refuse_forked_child(self) -> None:
         """Raises a ``CheckpointError`` in a forked child of the process that began the save."""

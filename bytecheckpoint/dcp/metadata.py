@@ -14,9 +14,9 @@ from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
 from bytecheckpoint.native import _C
-from bytecheckpoint.object_store.stores import keep_known, use_store
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.paths import absolute, as_place
 
 __all__ = [
     "SAVE_ID_PREFIX",
@@ -124,8 +124,7 @@ class _Place:
     save_id: str
 
     def open(self) -> _C.Checkpoint:
-        if is_store_url(self.path) and not keep_known(self.path):
-            use_store(self.path, Config.from_env(), _C)
+        folder_at(self.path).use(None, _C)
         try:
             checkpoint = _C.Checkpoint.open(self.path, rank=self.rank, io_timeout_s=Config().io_timeout_s)
         except CheckpointNotFoundError as error:
@@ -244,9 +243,7 @@ def complete_metadata(metadata: Metadata, checkpoint: _C.Checkpoint, path: str, 
     metadata.storage_meta = _storage_meta(checkpoint)
     _fill_later(metadata, checkpoint, ("storage_data",))
     if isinstance(metadata, _UnfilledMetadata):
-        metadata.__dict__["_place"] = _Place(
-            path if is_store_url(path) else str(Path(path).absolute()), rank, checkpoint.save_id
-        )
+        metadata.__dict__["_place"] = _Place(absolute(path), rank, checkpoint.save_id)
 
 
 def metadata_of(checkpoint: _C.Checkpoint, load_id: str) -> Metadata:
@@ -274,4 +271,4 @@ def _storage_meta(checkpoint: _C.Checkpoint) -> StorageMeta:
 
 def _checkpoint_id(stored: str) -> Path | str:
     """Returns the place of a checkpoint as DCP's own classes have it: a path, or the URL of a store."""
-    return stored if is_store_url(stored) else Path(stored)
+    return as_place(stored)

@@ -9,8 +9,7 @@ import logging
 import os
 import uuid
 import warnings
-from contextlib import nullcontext
-from pathlib import Path
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from torch.distributed.checkpoint.filesystem import FileSystem
@@ -20,10 +19,6 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
-from bytecheckpoint.checkpoint.in_use import Hold, hold_directory, key_of_url
-from bytecheckpoint.checkpoint.last_used import note_load
-from bytecheckpoint.checkpoint.local_path import is_local, location, location_to_read
-from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._dcps_objects import warning_of_dcp
@@ -39,11 +34,8 @@ from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
 from bytecheckpoint.dcp.stateful import speed_up_dcp
 from bytecheckpoint.dcp.whole_plans import note_looks
-from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, sendable
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, StorageError, sendable
 from bytecheckpoint.native import _C, _core
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.stores import use_store, with_store_ring
-from bytecheckpoint.object_store.urls import is_known_store, is_store_url
 from bytecheckpoint.observability.observers import note_call, note_trace
 from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
@@ -56,6 +48,12 @@ from bytecheckpoint.sharing.asked_keys import Unfilled
 from bytecheckpoint.sharing.choice import ReadPreferences, choose_reading
 from bytecheckpoint.sharing.exchange import Exchange
 from bytecheckpoint.sharing.report_gather import ReportGather
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.in_use import Hold, hold_directory
+from bytecheckpoint.storage.last_used import note_load
+from bytecheckpoint.storage.names import rank_of_mark
+from bytecheckpoint.storage.parts import parsed_user_metadata
+from bytecheckpoint.storage.paths import can_be_place, location, location_to_read
 
 __all__ = ["BcpReader"]
 
@@ -132,7 +130,7 @@ class BcpReader(StorageReader):
     def _forget(self) -> None:
         self._let_go()
         self._checkpoint: _C.Checkpoint | None = None
-        self._store: StoreClient | None = None  # of this checkpoint, if it is below a URL
+        self._folder = folder_at(self.path)
         self._directory: tuple[int, int] | None = None  # its id when the metadata were read
         self._rank: int | None = None  # the rank whose part is read, if it was saved without collectives
         self._error: CheckpointError | None = None
@@ -142,7 +140,7 @@ class BcpReader(StorageReader):
         self._keys = LoadedKeys()
 
     def __getstate__(self) -> dict[str, Any]:
-        of_process = dict.fromkeys(("_checkpoint", "_store", "_error", "_hold", "_directory"))
+        of_process = dict.fromkeys(("_checkpoint", "_error", "_hold", "_directory"))
         return {**self.__dict__, **of_process, "_call": CallContext(), "_has_begun": False}
 
     def __repr__(self) -> str:
@@ -169,7 +167,7 @@ class BcpReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Returns whether ``checkpoint_id`` is a local path, or a URL of an object store that obstore can read."""
-        return is_local(checkpoint_id) or is_known_store(checkpoint_id)
+        return can_be_place(checkpoint_id)
 
     @property
     def user_metadata(self) -> Any:
@@ -338,7 +336,7 @@ class BcpReader(StorageReader):
         checkpoint = self._opened()
         of_dcp = warning_of_dcp(str(self.path), plan, planner) if self._is_coordinator else None
         with Exchange.of_plan(plan, self._call.peers) or nullcontext() as exchange:
-            config = with_store_ring(self.config) if is_store_url(self.path) else self.config
+            config = self._folder.tuned(self.config)
             load = Load(checkpoint, plan, str(self.path), self._rank, config, planner, exchange, phases.trace)
             with load.progress_bar() if self.config.progress and self._is_coordinator else nullcontext():
                 load.tensors()
@@ -349,7 +347,7 @@ class BcpReader(StorageReader):
             self._keys.numbers = load.numbers
             load.warn_of_casts()
             own: dict[str, Any] = {"rank": self._number, **load.done, **phases.seconds, "trace": phases.trace.of_rank()}
-            own["num_requests"] = self._store.num_requests if self._store else 0
+            own["num_requests"] = self._folder.num_requests
             note_trace(str(self.path), "load", self._number, phases.trace.whole(), self.config)
         ranks = gather.gather(RankLoadReport(**own))
         phases.end("wait_s")
@@ -388,9 +386,7 @@ class BcpReader(StorageReader):
             self._hold = hold_directory(self._directory, call.is_running)
 
     def _directory_id(self) -> tuple[int, int] | None:
-        if isinstance(self.path, str):
-            return key_of_url(self.path)
-        return _C.directory_id(str(self.path), self.config.io_timeout_s)
+        return folder_at(self.path).key(self.config.io_timeout_s)
 
     def _let_go(self) -> None:
         hold, self._hold = self._hold, None
@@ -403,9 +399,8 @@ class BcpReader(StorageReader):
         return self._checkpoint
 
     def _open(self, rank: int | None) -> _C.Checkpoint:
-        if is_store_url(self.path):
-            self._store = use_store(str(self.path), self.config, _C)
-            self._store.on_request = self._phases.trace.note_request
+        self._folder = folder_at(self.path)
+        self._folder.use(self.config, _C, self._phases.trace.note_request)
         # Only a missing `.metadata` is explained: DCP also asks for the part of a rank that has none.
         try:
             with explaining(self.path) if rank is None else nullcontext():
@@ -430,7 +425,9 @@ class BcpReader(StorageReader):
 
     def _no_part_of(self, rank: int) -> CheckpointNotFoundError | None:
         """Returns the error for a missing part of ``rank`` if other ranks have parts; None if there are no parts."""
-        parts = sorted(part.name for part in self.path.glob("__*.metadata")) if isinstance(self.path, Path) else []
+        parts: list[str] = []
+        with suppress(StorageError):
+            parts = sorted(name for name in self._folder.names() if rank_of_mark(name) is not None)
         if not parts:
             return None
         return CheckpointNotFoundError(

@@ -22,18 +22,16 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
-from bytecheckpoint.checkpoint.last_used import note_commit
-from bytecheckpoint.checkpoint.local_path import is_local, location, working_directory
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.frames import is_called_by_executor
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._destination import begin_commit, start_job
 from bytecheckpoint.dcp._execute_plan import execute_plan
 from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_save
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._plain_call import plan_save
 from bytecheckpoint.dcp._save_digest import with_digest
 from bytecheckpoint.dcp._save_failures import check_handed_in, error_to_send, explaining_unseen, say_files_stay
+from bytecheckpoint.dcp._save_job import start_job
 from bytecheckpoint.dcp._save_reports import report_of_all, report_of_rank
 from bytecheckpoint.dcp._save_session import (
     RankResult,
@@ -50,7 +48,6 @@ from bytecheckpoint.dcp.stateful import speed_up_dcp
 from bytecheckpoint.dcp.whole_plans import send_little
 from bytecheckpoint.errors import CheckpointError, ConfigError, SaveCancelledError
 from bytecheckpoint.native import _C
-from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.observability.observers import note_call
 from bytecheckpoint.planning.assignment import plan_to_write
 from bytecheckpoint.planning.inventory import bytes_of
@@ -63,6 +60,8 @@ from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.gil_interval import quick_switches
 from bytecheckpoint.runtime.progress import progress_bar
 from bytecheckpoint.staging.staged_state import claim_of_call, note_upload
+from bytecheckpoint.storage.last_used import note_commit
+from bytecheckpoint.storage.paths import can_be_place, location, working_directory
 
 __all__ = ["BcpWriter"]
 
@@ -203,7 +202,7 @@ class BcpWriter(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Returns whether ``checkpoint_id`` is a local path, or a URL of an object store that obstore can write to."""
-        return is_local(checkpoint_id) or is_known_store(checkpoint_id)
+        return can_be_place(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Directs the next save to ``checkpoint_id``, if given.
@@ -296,9 +295,11 @@ class BcpWriter(StorageWriter):
             check_planned_metadata(session.context.planned_metadata(), self._gaps(session))
         end_unfinished_saves(session, self.config.io_timeout_s)
         num_items = sum(len(plan.items) for plan in plans)
-        session.commit = begin_commit(
-            session,
+        session.use_folder(self.config)
+        session.commit = session.folder.begin_commit(
             self.config,
+            save_id=session.save_id,
+            rank=session.rank if session.commits_alone else None,
             overwrite=self.overwrite,
             sync=self.sync_files,
             reserve_bytes=(num_items + 8) * _METADATA_BYTES_A_CHUNK,

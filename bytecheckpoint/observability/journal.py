@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.checkpoint.journal_files import FOLDER, holds_checkpoint, journal_folders, journal_paths
-from bytecheckpoint.checkpoint.journal_files import append as append_line
-from bytecheckpoint.checkpoint.small_files import storage_errors
-from bytecheckpoint.checkpoint.step_names import DEFAULT_PATTERN, compile_pattern, step_number
 from bytecheckpoint.config import Config
+from bytecheckpoint.storage.journal_files import FOLDER, holds_checkpoint, journal_folders, journal_paths
+from bytecheckpoint.storage.journal_files import append as append_line
+from bytecheckpoint.storage.small_files import storage_errors
+from bytecheckpoint.storage.step_names import DEFAULT_PATTERN, compile_pattern, step_number
 
 __all__ = ["append", "find_save", "place_of", "read_failures", "read_journal", "run_of"]
 

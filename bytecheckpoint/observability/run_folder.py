@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.checkpoint.journal_files import FOLDER, journal_folders, journal_paths
 from bytecheckpoint.observability.figures import text_of
 from bytecheckpoint.observability.journal import read_failures, read_journal
+from bytecheckpoint.storage.journal_files import FOLDER, journal_folders, journal_paths
 
 __all__ = ["Run", "holds_steps", "journal_files", "page_folder", "read_run", "trace_folders"]
 

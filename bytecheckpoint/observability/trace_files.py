@@ -14,6 +14,7 @@ from typing import Any
 
 from bytecheckpoint.errors import CorruptCheckpointError
 from bytecheckpoint.report.rank_trace import RankTrace
+from bytecheckpoint.storage.small_files import write_small_file
 
 __all__ = ["keep_trace", "read_traces", "with_whole_traces"]
 
@@ -41,9 +42,7 @@ def keep_trace(folder: Path, kind: str, step: int | None, rank: int, trace: Rank
         with suppress(FileExistsError):
             each.mkdir()
     path = folder / _FOLDER / f"{kind}.{'none' if step is None else step}.{rank}.trace"
-    new = path.with_suffix(".new")
-    new.write_bytes(trace.to_bytes())
-    new.replace(path)
+    write_small_file(path, trace.to_bytes(), sync=False)
     own = [other for other in path.parent.iterdir() if (m := _NAME.fullmatch(other.name)) and int(m[3]) == rank]
     by_age = sorted(own, key=lambda other: other.stat().st_mtime)
     for other in by_age[:-_MOST_KEPT]:

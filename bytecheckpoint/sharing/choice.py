@@ -11,10 +11,10 @@ from typing import Protocol
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.native import _C, _core
-from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.native import _C
 from bytecheckpoint.runtime.place import Place, own_place
 from bytecheckpoint.sharing.asked_keys import RequestedKeys
+from bytecheckpoint.storage.folders import folder_at
 
 __all__ = [
     "AUTO",
@@ -76,11 +76,11 @@ class ReadPreferences:
     ) -> ReadPreferences:
         path, config = str(reader.path), reader.config
         is_in_memory = _C.is_in_memory(path, config.io_timeout_s)
-        shows_late = not is_store_url(reader.path) and not _core.is_local(path, config.io_timeout_s)
+        folder = folder_at(path)
         setting = config.shared_reading
-        if setting == AUTO and is_store_url(reader.path):
-            setting = COOPERATIVE  # a store is slower than ranks are to one another, and counts requests
-        within_s = config.visibility_timeout_s if shows_late else 0.0
+        if setting == AUTO and folder.is_best_read_together:
+            setting = COOPERATIVE
+        within_s = config.visibility_timeout_s if folder.shows_late(config.io_timeout_s) else 0.0
         return cls(save, reads_with_others, setting, is_in_memory, num_bytes, asked, path, own_place(), within_s)
 
 

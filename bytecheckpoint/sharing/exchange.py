@@ -16,13 +16,13 @@ from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.errors import CheckpointError, InvalidPlanError, RankError, sendable
 from bytecheckpoint.native import _C
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.interrupts import DeferredInterrupt
 from bytecheckpoint.sharing.choice import AUTO, COOPERATIVE, INDEPENDENT, ReadStrategy, is_worth_sharing
 from bytecheckpoint.sharing.memory import MemoryPlace, SharedMemory, are_together
 from bytecheckpoint.sharing.messages import PeerMessages
 from bytecheckpoint.sharing.relay import Relay
+from bytecheckpoint.storage.folders import folder_at
 
 __all__ = ["Exchange"]
 
@@ -103,8 +103,8 @@ class Exchange:
         """
         self._checkpoint = _identity(checkpoint, path)
         all_ranges = _C.all_ranges(job) if self._reading == AUTO else b""
-        # Of an object store, a read that took too long may still write to the memory when the next round uses it.
-        memory = None if is_store_url(path) else SharedMemory.made_for(job)
+        # A read that took too long may still write to the memory when the next round uses it.
+        memory = None if folder_at(path).may_read_late else SharedMemory.made_for(job)
         place = None if memory is None else memory.place
         heard = self._say(_Statement(_VERSION, self._checkpoint, all_ranges, place))
         if self._reading == AUTO:

@@ -10,26 +10,24 @@ from __future__ import annotations
 import logging
 import sys
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
-from bytecheckpoint.checkpoint.folders import below, has_file, known
-from bytecheckpoint.checkpoint.local_path import is_url, location
 from bytecheckpoint.checkpoint.retention import Retention
-from bytecheckpoint.checkpoint.step_names import step_paths
-from bytecheckpoint.checkpoint.steps import StepFolder, look_at_step
+from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.config import Config
 from bytecheckpoint.distributed.groups import destroy_own_groups
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.object_store.stores import can_use_stores
-from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
+from bytecheckpoint.storage.folders import can_open_url, folder_at, known
+from bytecheckpoint.storage.paths import below, is_url, location
+from bytecheckpoint.storage.step_folder import StepFolder
+from bytecheckpoint.storage.step_names import step_paths
 from bytecheckpoint.torchtitan._load_planner import ResumePlanner
 
 __all__ = ["STEP_PATTERN", "Engine", "leaves", "raise_at_end", "wait_for"]
@@ -100,7 +98,7 @@ class Engine:
         try:
             return load_state_dict(path, state, process_group=self.group, planner=planner, config=self.config)
         except CheckpointError as error:  # on all ranks
-            if spec is not None or not has_file(path, _HF_INDEX) or has_file(path, _MARK):
+            if spec is not None or not folder_at(path).has(_HF_INDEX) or folder_at(path).has(_MARK):
                 raise
             raise CheckpointNotFoundError(
                 f"load({path}): there are weights for Hugging Face, and nothing to resume from; give a step before it "
@@ -167,7 +165,7 @@ class Engine:
 
 def leaves(path: str) -> bool:
     """Whether saves and loads at ``path`` are left to torchtitan: a URL, unless obstore is there and knows its kind."""
-    return is_url(path) and not (is_known_store(path) and can_use_stores())
+    return is_url(path) and not can_open_url(path)
 
 
 def wait_for(future: Future[Any] | None) -> BaseException | None:
@@ -191,7 +189,7 @@ def _is_shared() -> bool:
 
 def _step_folders(folder: str, config: Config | None) -> list[tuple[int, str]]:
     place = known(location(folder), config)
-    return [] if isinstance(place, Path) and not place.is_dir() else step_paths(place, STEP_PATTERN)
+    return [] if folder_at(place).is_gone() else step_paths(place, STEP_PATTERN)
 
 
 def _latest_step(folder: str, config: Config | None = None) -> int:
@@ -224,4 +222,4 @@ def _may_load(found: StepFolder) -> bool:
     """
     if found.is_complete or found.state != "unknown":
         return found.is_complete
-    return has_file(found.path, _MARK) or has_file(found.path, _HF_INDEX)
+    return folder_at(found.path).has(_MARK) or folder_at(found.path).has(_HF_INDEX)

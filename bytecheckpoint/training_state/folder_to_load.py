@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from bytecheckpoint.checkpoint.folders import Place, below, has_file, is_folder, known, name_of, parent_of
-from bytecheckpoint.checkpoint.local_path import location_to_read
 from bytecheckpoint.checkpoint.roles import folder_of_role, known_roles
 from bytecheckpoint.checkpoint.steps import scan_steps
 from bytecheckpoint.checkpoint.wrong_path import refuse_reference
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError, UnsupportedError
+from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.paths import Place, below, location_to_read, name_of, parent_of
 from bytecheckpoint.training_state.tracker import step_folder
 
 __all__ = ["folder_to_load"]
@@ -37,20 +37,19 @@ def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str, config: 
     """
     path = known(location_to_read(ckpt_path), config)
     above = parent_of(path)
-    if isinstance(path, str):
-        known(parent_of(above), config)  # where else to look
+    known(parent_of(above), config)  # where else to look
     tried = [path]
     if role:
         tried += [folder_of_role(path, role), below(folder_of_role(above, role), name_of(path))]
         tried = [folder for folder in tried if role in (name_of(folder), name_of(parent_of(folder)))]
     for folder in tried:
-        if is_folder(below(folder, "model")):
+        if folder_at(below(folder, "model")).is_there():
             return folder
     refuse_reference(path, "load")
     of_role = f" of role {role!r}" if role else ""
     near = [path, above, parent_of(above)] if role else [path, above]
     hint = _what_there_is([folder_of_role(folder, role) for folder in near], config)
-    if has_file(path, ".metadata"):
+    if folder_at(path).has(".metadata"):
         hint = f", but one of a state dict, which load_state_dict loads{hint}"
     raise CheckpointNotFoundError(
         f"load({path}): no checkpoint of bytecheckpoint.save{of_role} in {' or '.join(map(str, tried))}{hint}",

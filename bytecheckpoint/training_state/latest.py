@@ -9,16 +9,15 @@ import time
 import warnings
 from collections.abc import Callable
 from errno import ENOENT
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bytecheckpoint.checkpoint.folders import Place, known
-from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.newest import Newest, newest_whole
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.paths import Place, below, location, name_of, parent_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -137,26 +136,26 @@ def one_look(
     # Machines may have the run at different paths.
     below_run = None if found.path is None else os.path.relpath(found.path, folder)
     below_run = gathered(group, asked, name, below_run)[0]
-    if below_run is None or isinstance(folder, str):
-        return Newest(None if below_run is None else f"{folder}/{below_run}", found.warnings)
-    path = folder / below_run
+    if below_run is None:
+        return Newest(None, found.warnings)
+    path = below(folder, below_run)
     all_together(
         group, asked, name, lambda: _wait_until_seen(asked, path, process_group.rank(), settings.visibility_timeout_s)
     )
     return Newest(str(path), found.warnings)
 
 
-def _wait_until_seen(asked: str, path: Path, rank: int, timeout_s: float) -> None:
+def _wait_until_seen(asked: str, path: Place, rank: int, timeout_s: float) -> None:
     """Waits until this machine sees a folder that another one has found.
 
     Raises:
         StorageError: It does not.
     """
     until = time.monotonic() + timeout_s
-    while not path.is_dir():
+    while folder_at(path).is_gone():
         if time.monotonic() > until or not _core.look_anew(str(path)):
             raise StorageError(
-                f"{asked}({path.parent}): the lowest rank has found {path.name}, and rank {rank} on "
+                f"{asked}({parent_of(path)}): the lowest rank has found {name_of(path)}, and rank {rank} on "
                 f"{socket.gethostname()} does not see that folder: pass a folder that all ranks share, as they must to "
                 "load from it",
                 str(path),

@@ -14,9 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bytecheckpoint.checkpoint.folders import Place, below
-from bytecheckpoint.checkpoint.in_use import Hold, hold
-from bytecheckpoint.checkpoint.parts import PARTS
 from bytecheckpoint.checkpoint.roles import check_role
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
@@ -34,6 +31,9 @@ from bytecheckpoint.probes.of_torch import FRAMEWORKS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import LoadReport
+from bytecheckpoint.storage.in_use import Hold, hold
+from bytecheckpoint.storage.parts import PARTS
+from bytecheckpoint.storage.paths import Place, below
 from bytecheckpoint.tensors.casts import refused
 from bytecheckpoint.tensors.subclass_parts import StoredKeys, with_stored_parts
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState

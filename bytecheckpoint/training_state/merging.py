@@ -15,10 +15,6 @@ from typing import Any
 
 import torch
 
-from bytecheckpoint.checkpoint.folders import Place, below, is_folder, known, name_of, parent_of
-from bytecheckpoint.checkpoint.local_path import local_path, location_to_read
-from bytecheckpoint.checkpoint.parts import description_in, parsed_user_metadata
-from bytecheckpoint.checkpoint.small_files import made_folder, refuse_irregular, replaced_by, storage_errors
 from bytecheckpoint.config import Config
 from bytecheckpoint.convert.conversion import parsed_size
 from bytecheckpoint.convert.nesting import nested, paths_of
@@ -32,6 +28,10 @@ from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bytecheckpoint.native import _core
 from bytecheckpoint.reference_variables import merge_threads
+from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.parts import description_in, parsed_user_metadata
+from bytecheckpoint.storage.paths import Place, below, local_path, location_to_read, name_of, parent_of
+from bytecheckpoint.storage.small_files import made_folder, refuse_irregular, replaced_by, storage_errors
 from bytecheckpoint.training_state.checkpoint_state import FRAMEWORKS
 from bytecheckpoint.training_state.merged_optimizer import of_one_optimizer
 from bytecheckpoint.training_state.stored import Stored
@@ -107,7 +107,7 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
         config = config if threads is None else dataclasses.replace(config, load_io_threads=threads)
     folder = known(location_to_read(save_path), config)
     output = None if output_path is None else local_path(output_path)
-    with_optimizer = not model_only and (optimizer_only or is_folder(below(folder, "optimizer")))
+    with_optimizer = not model_only and (optimizer_only or folder_at(below(folder, "optimizer")).is_there())
     model = None if optimizer_only else _opened(below(folder, "model"), config, dtype)
     optimizer = _opened(below(folder, "optimizer"), config, None) if with_optimizer else None
     fqns = () if optimizer is None else _names(folder, config)
@@ -167,7 +167,7 @@ class _Part:
 
 
 def _opened(path: Place, config: Config, dtype: torch.dtype | None) -> _Part:
-    if not is_folder(path):
+    if not folder_at(path).is_there():
         raise CheckpointNotFoundError(
             f"merge({parent_of(path)}): it has no {name_of(path)}: pass the folder of a step, as "
             "find_latest_ckpt_path gives it; if a part is missing there, pass model_only=True or optimizer_only=True",

@@ -16,9 +16,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bytecheckpoint.checkpoint.folders import Place, below, has_file, known
-from bytecheckpoint.checkpoint.local_path import location
-from bytecheckpoint.checkpoint.parts import PARTS
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import run_save
@@ -37,6 +34,9 @@ from bytecheckpoint.staging import background as _background
 from bytecheckpoint.staging.background import BackgroundFuture
 from bytecheckpoint.staging.save_handle import SaveHandle, save_in_background
 from bytecheckpoint.staging.staged_state import StagingTime, staging_of
+from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.parts import PARTS
+from bytecheckpoint.storage.paths import Place, below, location
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
 from bytecheckpoint.training_state.extra_state import Policy, check_policy, saved_values
 from bytecheckpoint.training_state.layouts import LAYOUTS, Layout, recorded_layouts
@@ -344,7 +344,7 @@ class _Saving:
 
     def _refuse_existing(self) -> None:
         """Refuses an existing checkpoint before any part is committed. The writers check again for concurrent saves."""
-        there = [part for part in PARTS if has_file(below(self._path, part), ".metadata")]
+        there = [part for part in PARTS if folder_at(below(self._path, part)).has(".metadata")]
         if there:
             raise CheckpointExistsError(
                 f"save({self._path}): there is a checkpoint, of {' and '.join(there)}, and overwrite=False: save "

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from bytecheckpoint.checkpoint.parts import REFERENCE, description_in, parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage.parts import REFERENCE, description_in, parsed_user_metadata
 from bytecheckpoint.tensors.subclass_parts import DESCRIPTION
 from bytecheckpoint.training_state.layouts import LAYOUTS, parsed_layouts
 

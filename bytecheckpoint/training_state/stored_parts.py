@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bytecheckpoint.checkpoint.folders import Place, below
-from bytecheckpoint.checkpoint.parts import description_in, different_saves
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
 from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.storage.parts import description_in, different_saves
+from bytecheckpoint.storage.paths import Place, below
 from bytecheckpoint.training_state.stored import Stored
 
 __all__ = ["StoredParts"]

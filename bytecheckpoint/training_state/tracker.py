@@ -7,15 +7,14 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from bytecheckpoint.checkpoint.folders import Place, below, write_object
 from bytecheckpoint.checkpoint.newest import Newest, newest_whole
-from bytecheckpoint.checkpoint.small_files import replacing
-from bytecheckpoint.checkpoint.step_names import MOST_DIGITS, step_number
 from bytecheckpoint.checkpoint.tracker_text import TRACKER, tracker_text
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError, StorageError
-from bytecheckpoint.native import _core
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.paths import Place, below
+from bytecheckpoint.storage.step_names import MOST_DIGITS, step_number
 from bytecheckpoint.training_state.latest import one_look
 
 if TYPE_CHECKING:
@@ -47,17 +46,10 @@ def write_tracker(root: Place, step: int) -> None:
     text = str(step).encode("ascii")
     with _writing:
         try:
-            if isinstance(root, str):
-                write_object(root, TRACKER, text)
-                return
-            directory = _core.Directory(str(root))
-            # The temporary file has the same name each time, so that it replaces one that a killed process left.
-            with replacing(directory, TRACKER, f".{TRACKER}.tmp") as file:
-                file.write(text)
+            folder_at(root).write_file(TRACKER, text)
         except StorageError as error:
-            error.add_note(f"{step_folder(root, step)} is committed and loads; only {TRACKER} does not name it")
+            error.add_note(f"{step_folder(root, step)} is committed and loads; only {TRACKER} may not name it")
             raise
-        directory.sync()
 
 
 def find_latest_ckpt_path(

@@ -10,7 +10,7 @@
 
 namespace bytecheckpoint::bridge {
 
-/// The objects below `url`, through the client that Python has: `bytecheckpoint.object_store.client.StoreClient`. Calls
+/// The objects below `url`, through the client that Python has: `StoreClient`, in storage/object_store/client.py. Calls
 /// take the GIL; the client lets go of it while it waits for the store.
 ///
 /// \param client  Has `open(name) -> (bytes, version)`, `read(name, version, offset, size) -> buffer`,

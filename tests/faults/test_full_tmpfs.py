@@ -27,7 +27,6 @@ from support.saves import SaveRequest, gloo
 
 import bytecheckpoint
 from bytecheckpoint import find_latest_ckpt_path, scan_steps
-from bytecheckpoint.checkpoint.parts import PARTS
 from bytecheckpoint.errors import (
     CheckpointChangedError,
     CheckpointError,
@@ -36,6 +35,7 @@ from bytecheckpoint.errors import (
     StorageError,
 )
 from bytecheckpoint.observability import flush
+from bytecheckpoint.storage.parts import PARTS
 from bytecheckpoint.training_state.tracker import TRACKER, write_tracker
 
 NUM_INODES = 64

@@ -21,8 +21,8 @@ from support.fork_server import ForkServer
 
 import bytecheckpoint
 from bytecheckpoint import find_latest_ckpt_path, load, prune, scan_steps
-from bytecheckpoint.checkpoint import removal as _removal
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
+from bytecheckpoint.storage import local_removal as _removal
 
 PARTS = 3
 # In the order in which the save of one part reaches them.

@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpWriter, Config
-from bytecheckpoint.dcp import _destination
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.storage import local_folder
 
 __all__ = [
     "LoadAsked",
@@ -109,7 +109,7 @@ def save_when_asked(address: bytes, request: SaveRequest) -> None:
     with _told_by(address, request) as test:
         while True:
             asked: SaveAsked = test.recv()
-            _destination._BUSY_GRACE_S = asked.patience_s
+            local_folder._BUSY_GRACE_S = asked.patience_s
             config = dataclasses.replace(request.config, take_over=asked.take_over)
             writer = _TimedWriter(request.path, config=config)
             errors = attempt(dataclasses.replace(request, generation=asked.generation), writer=writer).errors

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import bytecheckpoint
-from bytecheckpoint.checkpoint.parts import description_of
+from bytecheckpoint.storage.parts import description_of
 from bytecheckpoint.training_state.layouts import Layout, parsed_layouts
 
 

@@ -21,9 +21,15 @@ from support.store_trials import failures_of, load, save
 import bytecheckpoint
 from bytecheckpoint import Config, save_state_dict, verify
 from bytecheckpoint.errors import UnsupportedError
-from bytecheckpoint.object_store.body_checks import try_body_checks
-from bytecheckpoint.object_store.conditions import AS_GIVEN, DONE, REFUSED, WITHOUT_QUOTES, try_conditions_of_reads
-from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.storage.object_store.body_checks import try_body_checks
+from bytecheckpoint.storage.object_store.conditions import (
+    AS_GIVEN,
+    DONE,
+    REFUSED,
+    WITHOUT_QUOTES,
+    try_conditions_of_reads,
+)
+from bytecheckpoint.storage.object_store.stores import use_store
 
 _numbers = itertools.count()
 

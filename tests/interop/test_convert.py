@@ -180,7 +180,7 @@ def test_one_that_is_interrupted_while_it_is_published_is_not_taken_for_another(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("bytecheckpoint.convert.folder.made_folder", interrupt)
+        patched.setattr("bytecheckpoint.convert.local_destination.made_folder", interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(tmp_path / "one", tmp_path / "hf")
     for again in (False, True):

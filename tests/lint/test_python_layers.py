@@ -21,7 +21,7 @@ LAYERS = (
     ("what all need", ("errors", "listing", "native", "_reference_names")),
     ("settings and reports", ("reference_variables", "config", "report", "load_spec", "transforms")),
     ("processes and threads", ("runtime",)),
-    ("files and stores", ("object_store", "checkpoint")),
+    ("files and stores", ("storage", "checkpoint")),
     ("journals, findings, pages", ("observability",)),
     ("torch: its tensors, and what we rely on", ("tensors", "probes", "compat")),
     ("ranks", ("distributed",)),

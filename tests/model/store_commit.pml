@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The commit protocol of bytecheckpoint/object_store and the removal of checkpoint/store_removal.py, for spin: what can
+ * The commit protocol of bytecheckpoint/storage/object_store and the removal of checkpoint/store_removal.py, for spin: what can
  * happen between any two requests of several saves, a prune and a reader at one URL. A store carries out each request
  * at once or never, and lists what is there; it has no locks, no rename and no deletes with a condition. Replies can be
  * lost, requests that were given up can arrive later, and a process can die at any time.
  *
- * Left out: `remove_tombstones`, which removes what earlier prunes and dead saves have left, once it is old.
+ * Left out: `StoreRemoval.end`, which removes what earlier prunes and dead saves have left, once it is old.
  *
  * test_store_model.py runs this file; docs/object_stores.md says what it shows.
  *
@@ -278,7 +278,7 @@ dead:
 }
 
 #if PRUNE
-/* --- A prune: remove_folder_in_store ------------------------------------------------------------------------------ */
+/* --- A prune: storage/object_store/removal.py --------------------------------------------------------------------- */
 
 proctype Prune() {
   byte f = 0;

@@ -11,8 +11,8 @@ from support.seaweedfs import SeaweedFS, find_weed
 from support.store_trials import Store
 
 from bytecheckpoint import Config
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.stores import use_store
 
 _numbers = itertools.count()
 

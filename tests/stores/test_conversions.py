@@ -27,8 +27,8 @@ from bytecheckpoint.errors import (
     CorruptCheckpointError,
     UnsupportedError,
 )
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.stores import use_store
 
 _numbers = itertools.count()
 

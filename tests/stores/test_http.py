@@ -23,7 +23,7 @@ from support.ranks import run_ranks
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config, load_state_dict, save_state_dict, verify
 from bytecheckpoint.checkpoint.disk_usage import disk_usage
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, CheckpointNotFoundError, StorageError
-from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.storage.object_store.stores import use_store
 
 pytest.importorskip("obstore", reason="obstore is not installed: NO URL IS TESTED; pip install 'bytecheckpoint[cloud]'")
 

@@ -15,13 +15,13 @@ import torch
 from support.store_runs import copy_ranks, loaded, names, save, states
 
 from bytecheckpoint import Config, Retention, latest, prune, save_state_dict, scan_steps, verify
-from bytecheckpoint.checkpoint import store_removal
-from bytecheckpoint.checkpoint.folders import is_folder
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointNotFoundError, CheckpointSupersededError
-from bytecheckpoint.object_store import commit, tombstones
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.commit import StoreCommit
-from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.object_store import commit, tombstones
+from bytecheckpoint.storage.object_store import removal as store_removal
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.commit import StoreCommit
+from bytecheckpoint.storage.object_store.stores import use_store
 
 
 @pytest.fixture(autouse=True)
@@ -303,8 +303,8 @@ def test_a_prune_that_fails_in_the_middle_says_that_it_is_no_checkpoint_any_more
 def test_a_part_of_which_a_tombstone_is_left_is_not_there(root: str, client: StoreClient) -> None:
     save_state_dict(f"{root}/step-1/model", {"w": torch.ones(3)})
     client.put("step-1/optimizer/.metadata", b"removed " + b"0" * 32)
-    assert is_folder(f"{root}/step-1/model")
-    assert not is_folder(f"{root}/step-1/optimizer")
+    assert folder_at(f"{root}/step-1/model").is_there()
+    assert not folder_at(f"{root}/step-1/optimizer").is_there()
     assert [folder.components for folder in scan_steps(root)] == [("model",)]
 
 

@@ -9,8 +9,8 @@ import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError, PreconditionError
 
 from bytecheckpoint import Config
-from bytecheckpoint.object_store.refusals import errno_of, text_of
-from bytecheckpoint.object_store.stores import _with_checksums
+from bytecheckpoint.storage.object_store.refusals import errno_of, text_of
+from bytecheckpoint.storage.object_store.stores import _with_checksums
 
 BODY = (
     '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{}</Code><Message>Why</Message>'

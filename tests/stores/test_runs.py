@@ -33,7 +33,7 @@ from bytecheckpoint.errors import (
     StorageError,
     UnsupportedError,
 )
-from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.client import StoreClient
 
 
 def test_a_run_that_has_not_begun(root: str) -> None:

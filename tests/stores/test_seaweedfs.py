@@ -30,8 +30,8 @@ from bytecheckpoint import (
     verify,
 )
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.stores import use_store
 
 ROWS, COLUMNS = 1200, 4096  # 20 MB
 _CALLS = ("open", "read", "upload", "entries", "head", "get", "put_if", "delete")

@@ -40,7 +40,7 @@ from bytecheckpoint import (
     verify,
 )
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, StorageError
-from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.storage.object_store.stores import use_store
 
 # Kinds whose other keys load only on several ranks, into targets of their own, or if a class is trusted.
 KEYS = {"no_collectives": {"whole", "mine"}, "v2": {"whole", "step"}, "subclass": {"plain"}, "wrapper": {"plain"}}

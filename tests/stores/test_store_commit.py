@@ -37,8 +37,9 @@ from bytecheckpoint.errors import (
     SaveFailedError,
     StorageError,
 )
-from bytecheckpoint.object_store import commit, stores
-from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store import commit
+from bytecheckpoint.storage.object_store.client import PART_BYTES, StoreClient
+from bytecheckpoint.storage.object_store.folder import StoreFolder
 from bytecheckpoint.training_state.stored import Stored
 
 NUMEL = 3_000_000  # of float32: two parts
@@ -94,7 +95,7 @@ def test_a_rank_that_writes_more_than_one_object_may_hold(
     url: str, client: StoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a limit of three parts. The real one is 9,900, which are 77 GiB."""
-    monkeypatch.setattr(stores, "_MOST_PARTS", 3)
+    monkeypatch.setattr(StoreFolder, "most_file_bytes", 3 * PART_BYTES)
     values = {f"w{i}": torch.full((1_500_000,), float(i)) for i in range(12)}  # 6 MB each
     report = save_state_dict(url, values)
     assert report.total_bytes > 72_000_000

@@ -19,11 +19,11 @@ from support.store_trials import TINY, Store, load, save
 import bytecheckpoint
 from bytecheckpoint import BcpSavePlanner, Config, save_state_dict
 from bytecheckpoint.errors import CheckpointSupersededError, StorageError, UnsupportedError
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.conditions import AS_GIVEN, DONE
-from bytecheckpoint.object_store.servers import name_in
-from bytecheckpoint.object_store.stores import use_store
-from bytecheckpoint.object_store.tombstones import bury
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.conditions import AS_GIVEN, DONE
+from bytecheckpoint.storage.object_store.servers import name_in
+from bytecheckpoint.storage.object_store.stores import use_store
+from bytecheckpoint.storage.object_store.tombstones import bury
 
 URL = "s3://checkpoints/run/step-1"
 # Each way in which a store can be no place for checkpoints, and what the error says of it.

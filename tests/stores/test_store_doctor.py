@@ -13,7 +13,7 @@ from support.s3_stand_in import LIKE_CEPH_16, LIKE_SWIFT, S3StandIn, Ways
 
 from bytecheckpoint.cli.machine import Condition
 from bytecheckpoint.cli.stores import findings_of_store
-from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.client import StoreClient
 
 pytest.importorskip("boto3", reason="boto3 is not installed: `bcp doctor URL` IS NOT TESTED")
 

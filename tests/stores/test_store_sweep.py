@@ -16,10 +16,10 @@ from support.store_trials import Store
 
 import bytecheckpoint
 from bytecheckpoint import Config, save_state_dict
-from bytecheckpoint.checkpoint import store_sweep
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError, StorageError
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.unfinished_uploads import UnfinishedUploads, Upload
+from bytecheckpoint.storage.object_store import sweep as store_sweep
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.unfinished_uploads import UnfinishedUploads, Upload
 
 # Saves of these tests are over at once.
 SHORT = Config(commit_deadline_s=0.01)

@@ -17,9 +17,9 @@ from support.store_trials import Store
 import bytecheckpoint
 from bytecheckpoint import Config, save_state_dict
 from bytecheckpoint.checkpoint.disk_usage import disk_usage
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.stores import use_store
 from bytecheckpoint.observability.observers import flush
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.stores import use_store
 
 LEFT = "step-1/__0_0.0123456789abcdef.distcp"
 

@@ -9,8 +9,8 @@ import pytest
 
 from bytecheckpoint import BcpReader, BcpWriter, Config, save_state_dict
 from bytecheckpoint.errors import ConfigError, UnsupportedError
-from bytecheckpoint.object_store import stores
-from bytecheckpoint.object_store.urls import is_store_url, store_url
+from bytecheckpoint.storage.object_store import stores
+from bytecheckpoint.storage.object_store.urls import is_store_url, store_url
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import BcpWriter, load_state_dict, save_state_dict, scan_steps
-from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.client import StoreClient
 
 __all__ = ["copy_ranks", "loaded", "names", "save", "states"]
 

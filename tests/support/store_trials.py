@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.errors import CheckpointError
-from bytecheckpoint.object_store import client as store_client
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.storage.object_store import client as store_client
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.stores import use_store
 from support.campaign import IS_LONG
 from support.store_proxy import Fault, Request, StoreProxy
 

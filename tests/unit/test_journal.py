@@ -21,13 +21,13 @@ import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config, Retention, SaveReport, async_save_state_dict
-from bytecheckpoint.checkpoint import journal_files
 from bytecheckpoint.errors import CheckpointExistsError, SaveFailedError, StorageError
 from bytecheckpoint.observability import journal, read_journal
 from bytecheckpoint.observability.journal import read_failures
 from bytecheckpoint.observability.observers import flush, observe, stop_observing
 from bytecheckpoint.observability.run_folder import trace_folders
 from bytecheckpoint.observability.trace_files import read_traces, with_whole_traces
+from bytecheckpoint.storage import journal_files
 
 
 def state() -> dict[str, Any]:
@@ -327,7 +327,7 @@ def test_old_lines_move_to_other_files(tmp_path: Path, monkeypatch: pytest.Monke
 def test_many_writers_lose_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_files, "_ROTATE_BYTES", 20_000)
     write = (
-        "import sys\nfrom pathlib import Path\nfrom bytecheckpoint.checkpoint import journal_files\n"
+        "import sys\nfrom pathlib import Path\nfrom bytecheckpoint.storage import journal_files\n"
         "from bytecheckpoint.observability import journal\njournal_files._ROTATE_BYTES = 20_000\n"
         "for number in range(100):\n"
         "    journal.append(Path(sys.argv[1]), {'format': 1, 'kind': 'save', 'who': sys.argv[2], 'number': number})\n"

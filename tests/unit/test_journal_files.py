@@ -18,9 +18,9 @@ from unit.run_folder import RunFolder, save_at
 
 import bytecheckpoint
 from bytecheckpoint import Retention, prune
-from bytecheckpoint.checkpoint import journal_files
-from bytecheckpoint.checkpoint.journal_files import append, carry_lines
 from bytecheckpoint.observability import read_journal
+from bytecheckpoint.storage import journal_files
+from bytecheckpoint.storage.journal_files import append, carry_lines
 
 LINE = len(b'{"format":1,"kind":"save","at":0,"save_id":"00000"}\n')
 
@@ -133,7 +133,7 @@ def test_a_crash_leaves_a_line_twice_at_most(tmp_path: Path) -> None:
     """The process dies between the two steps of the move; readers see each line once, and the next prune goes on."""
     old, new = step(tmp_path, 1, range(4)), step(tmp_path, 2, range(4, 5))
     script = (
-        "import os, sys\nfrom bytecheckpoint.checkpoint import journal_files\n"
+        "import os, sys\nfrom bytecheckpoint.storage import journal_files\n"
         "journal_files._move = lambda *_: os._exit(9)\n"
         "journal_files.carry_lines(os.open(sys.argv[1], os.O_RDONLY), ['step_1'], 'step_2')\n"
     )

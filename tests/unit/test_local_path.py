@@ -22,9 +22,9 @@ from unit.run_folder import save_at, small_state
 
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpWriter, Retention, latest, load_state_dict, prune, save_state_dict, scan_steps
-from bytecheckpoint.checkpoint.local_path import local_path
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.errors import ConfigError, StorageError
+from bytecheckpoint.storage.paths import local_path
 
 LIMIT_S = 60.0
 

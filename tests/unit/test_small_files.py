@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from bytecheckpoint.checkpoint.small_files import made_folder, read_small_file, refuse_irregular, replacing
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage.small_files import made_folder, read_small_file, refuse_irregular, replacing
 from bytecheckpoint.training_state.tracker import TRACKER
 
 TMP = ".name.tmp"

@@ -17,7 +17,6 @@ from unit.partial_states import PARTIAL, rows
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpWriter, Config, digest, save_state_dict
 from bytecheckpoint.checkpoint import digests
-from bytecheckpoint.checkpoint.stored_digest import stored_in, with_stored, without_stored
 from bytecheckpoint.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -27,6 +26,7 @@ from bytecheckpoint.errors import (
     UnsupportedError,
 )
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage.stored_digest import stored_in, with_stored, without_stored
 
 
 def state() -> dict[str, Any]:

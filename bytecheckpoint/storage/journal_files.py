@@ -20,10 +20,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from bytecheckpoint.checkpoint.folders import folders_in, has_file, names_in
-from bytecheckpoint.checkpoint.parts import PARTS, RECORDS
-from bytecheckpoint.checkpoint.step_names import DEFAULT_PATTERN, compile_pattern
-from bytecheckpoint.object_store.names import is_mark
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.names import is_mark
+from bytecheckpoint.storage.parts import PARTS, RECORDS
+from bytecheckpoint.storage.step_names import DEFAULT_PATTERN, compile_pattern
 
 __all__ = [
     "FOLDER",
@@ -83,7 +83,7 @@ def journal_folders(run: Path) -> list[Path]:
     found = [run] if any(path.exists() for path in journal_paths(run)) else []
     if not run.is_dir():
         return found
-    below = sorted(folders_in(run))
+    below = sorted(folder_at(run).folders())
     if FOLDER in below:
         found.append(run / FOLDER)
     for name in below:
@@ -95,7 +95,8 @@ def journal_folders(run: Path) -> list[Path]:
 
 def holds_checkpoint(folder: Path) -> bool:
     """Whether there is a commit mark in a folder, or in a part of it."""
-    return any(map(is_mark, names_in(folder))) or any(has_file(folder / part, ".metadata") for part in PARTS)
+    names = folder_at(folder).names()
+    return any(map(is_mark, names)) or any(folder_at(folder / part).has(".metadata") for part in PARTS)
 
 
 def carry_lines(run: int, removed: Iterable[str], into: str) -> list[str]:
@@ -116,7 +117,7 @@ def carry_lines(run: int, removed: Iterable[str], into: str) -> list[str]:
     for name in reversed([*removed]):  # each one's lines go before those that are there
         try:
             with _beneath(_path_of(run), name) as step, _beneath(_path_of(run), into) as target:
-                parts = [part for part in sorted(folders_in(step)) if (step / part / FOLDER).is_dir()]
+                parts = [part for part in sorted(folder_at(step).folders()) if (step / part / FOLDER).is_dir()]
                 if (step / FOLDER).is_dir():
                     _carry(step, target)
                 for part in parts:
@@ -136,7 +137,7 @@ def carried_bytes(folder: Path) -> int:
 
 def _of_step(step: Path) -> Iterator[Path]:
     """Yields the folders in a step that may hold a journal."""
-    for folder in (step, *(step / name for name in sorted(folders_in(step)))):
+    for folder in (step, *(step / name for name in sorted(folder_at(step).folders()))):
         if (folder / FOLDER).is_dir():
             yield folder / FOLDER
 

@@ -22,7 +22,15 @@ from typing import IO
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.native import _core
 
-__all__ = ["made_folder", "read_small_file", "refuse_irregular", "replaced_by", "replacing", "storage_errors"]
+__all__ = [
+    "made_folder",
+    "read_small_file",
+    "refuse_irregular",
+    "replaced_by",
+    "replacing",
+    "storage_errors",
+    "write_small_file",
+]
 
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -69,8 +77,27 @@ def made_folder(path: Path) -> _core.Directory:
     return directory
 
 
+def write_small_file(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Writes a file, in place of one that is there. A reader sees the old one, or all of the new one.
+
+    Args:
+        path: Path of the file. Its folder must exist.
+        content: Its bytes.
+        sync: Whether it is to survive a power cut.
+
+    Raises:
+        StorageError: See ``replacing``.
+    """
+    directory = _core.Directory(str(path.parent))
+    # The temporary file has the same name each time, so that it replaces one that a killed process left.
+    with replacing(directory, path.name, f".{path.name}.tmp", sync=sync) as file:
+        file.write(content)
+    if sync:
+        directory.sync()
+
+
 @contextmanager
-def replacing(directory: _core.Directory, name: str, tmp_name: str) -> Iterator[IO[bytes]]:
+def replacing(directory: _core.Directory, name: str, tmp_name: str, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Opens a new file to write. At the end of the ``with`` block the file is synced, and atomically replaces ``name``.
 
     If the block raises, ``name`` is as it was. The caller must sync the directory.
@@ -79,6 +106,7 @@ def replacing(directory: _core.Directory, name: str, tmp_name: str) -> Iterator[
         directory: Directory of both names.
         name: Name of the file to replace.
         tmp_name: Name of the new file until then. A file of this name that a killed process left is removed.
+        sync: Whether to sync the file.
 
     Raises:
         StorageError: The file system refused, or something other than a regular file has one of the names.
@@ -92,7 +120,8 @@ def replacing(directory: _core.Directory, name: str, tmp_name: str) -> Iterator[
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
-            os.fsync(descriptor)
+            if sync:
+                os.fsync(descriptor)
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import errno
 import uuid
 from typing import Any
 
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.conditions import has_not_changed, refused_in_vain
-from bytecheckpoint.object_store.entries import CLAIMED, REMOVED
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.conditions import has_not_changed, refused_in_vain
+from bytecheckpoint.storage.object_store.entries import CLAIMED, REMOVED
 
 __all__ = ["bury", "claim"]
 

@@ -9,10 +9,10 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bytecheckpoint.checkpoint.folders import folders_in, has_file, is_removed
-from bytecheckpoint.checkpoint.stored_digest import without_stored
 from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.stored_digest import without_stored
 
 __all__ = [
     "PARTS",
@@ -73,7 +73,7 @@ def parts_in(folder: str | os.PathLike[str]) -> tuple[str, ...]:
     Raises:
         StorageError: The file system refused to look into ``folder``.
     """
-    there = folders_in(folder)
+    there = folder_at(folder).folders()
     return tuple(part for part in PARTS if part in there)
 
 
@@ -83,8 +83,8 @@ def checkpoints_in(folder: str | os.PathLike[str]) -> list[str]:
     Raises:
         StorageError: The file system refused to look into ``folder``.
     """
-    names = folders_in(folder, follow_links=True)
-    return sorted(name for name in names if has_file(os.path.join(folder, name), ".metadata"))  # noqa: PTH118
+    names = folder_at(folder).folders(follow_links=True)
+    return sorted(name for name in names if folder_at(os.path.join(folder, name)).has(".metadata"))  # noqa: PTH118
 
 
 def parsed_user_metadata(text: str, path: str | os.PathLike[str]) -> Any:
@@ -196,7 +196,7 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
     there = parts_in(folder)
     components = {part: _inspected(os.path.join(folder, part), tmps.get(part, "")) for part in there}  # noqa: PTH118
     for part in there:
-        if is_bare(components[part]) and is_removed(os.path.join(folder, part)):  # noqa: PTH118
+        if is_bare(components[part]) and folder_at(os.path.join(folder, part)).is_removed():  # noqa: PTH118
             del components[part]
     if all(map(is_bare, components.values())):  # others have a `model`, too
         within = checkpoints_in(folder)

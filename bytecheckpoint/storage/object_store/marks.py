@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.names import rank_of_mark
-from bytecheckpoint.object_store.urls import joined
+from bytecheckpoint.storage.names import rank_of_mark
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.urls import joined
 
 __all__ = ["named_files"]
 

@@ -7,12 +7,11 @@ import itertools
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
-from pathlib import Path
 
-from bytecheckpoint.checkpoint.parts import PARTS
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import PerProcess
+from bytecheckpoint.storage.parts import PARTS
+from bytecheckpoint.storage.paths import absolute, real
 
 __all__ = ["last_used", "note_commit", "note_load"]
 
@@ -45,13 +44,13 @@ _uses = PerProcess(_Uses)
 def note_commit(path: str | os.PathLike[str]) -> None:
     """Notes that this process has committed the checkpoint at ``path``."""
     uses = _uses.get()
-    uses.note(uses.commits, _absolute(path))
+    uses.note(uses.commits, absolute(path))
 
 
 def note_load(path: str | os.PathLike[str]) -> None:
     """Notes that this process has loaded the checkpoint at ``path``, or a part of it."""
     uses = _uses.get()
-    uses.note(uses.loads, _absolute(path))
+    uses.note(uses.loads, absolute(path))
 
 
 def last_used(paths: Iterable[str]) -> dict[str, str]:
@@ -63,7 +62,7 @@ def last_used(paths: Iterable[str]) -> dict[str, str]:
     uses = _uses.if_made()
     if uses is None:
         return {}
-    steps = {_real(path): path for path in paths}
+    steps = {real(path): path for path in paths}
     with uses.lock:
         commits, loads = [*uses.commits.items()], [*uses.loads.items()]
     committed, commit = _last(steps, commits)
@@ -84,19 +83,9 @@ def _last(steps: dict[str, str], uses: list[tuple[str, int]]) -> tuple[str | Non
         uses: Absolute paths and numbers, in ascending order.
     """
     for path, number in reversed(uses):
-        used = _real(path)
+        used = real(path)
         folder, _, name = used.rpartition("/")
         step = steps.get(used) or (steps.get(folder) if name in PARTS else None)
         if step is not None:
             return step, number
     return None, 0
-
-
-def _absolute(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path)
-    # Not normalized: what `..` leads to is known only when links are followed. The working directory may be gone.
-    return text if is_store_url(path) or Path(text).is_absolute() else str(Path.cwd() / text)
-
-
-def _real(path: str | os.PathLike[str]) -> str:
-    return os.fspath(path) if is_store_url(path) else os.path.realpath(path)

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder in which a conversion writes, and which gets the name of the target when all is there."""
+"""A path as the target of a conversion: files are written into a folder beside it, which then gets its name."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bytecheckpoint.checkpoint.small_files import made_folder
+from bytecheckpoint.convert.destination import Conversion, bytes_of
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
@@ -19,29 +21,76 @@ from bytecheckpoint.errors import (
     StorageError,
 )
 from bytecheckpoint.report.text import size_text
+from bytecheckpoint.storage.small_files import made_folder
 
-__all__ = ["check_room", "publish", "refuse_existing", "staging_folder", "staging_of", "write_whole"]
+__all__ = ["LocalDestination"]
 
 _NOTE = "conversion.json"
 
 
-def refuse_existing(target: Path) -> None:
-    """Refuses a target that is there already, unless it is an empty folder.
+class LocalDestination:
+    """A directory, or a file, that does not exist yet; see ``Destination``.
 
-    Raises:
-        CheckpointExistsError: Something is there.
+    Files are written into a folder beside it, which gets its name at the end.
+
+    Args:
+        target: Its path.
     """
-    if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
-        raise CheckpointExistsError(f"convert({target}): it exists, and nothing is changed in place", str(target))
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+
+    def check(self, to: str, *, resume: bool, is_shared: bool) -> None:
+        """See ``Destination``. An empty folder may be there."""
+        target = self._target
+        if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
+            raise CheckpointExistsError(f"convert({target}): it exists, and nothing is changed in place", str(target))
+
+    def write(self, work: Conversion, *, resume: bool) -> int:
+        """See ``Destination``."""
+        made, ranks = work.made, work.ranks
+        with ExitStack() as held:
+
+            def begun() -> Path:
+                if not ranks.is_first:
+                    return _staging_of(self._target)
+                staging = held.enter_context(_staging_folder(self._target, resume, _plan_of(work)))
+                _check_room(staging, bytes_of([piece for piece in made.pieces if not piece.is_done(staging)]))
+                return staging
+
+            staging = ranks.together(begun)
+            left = ranks.shared([piece.name for piece in made.pieces if not piece.is_done(staging)])
+            mine = ranks.own_of([piece for piece in made.pieces if piece.name in left])
+            ranks.together(lambda: work.run(mine, staging, verify=work.verify))
+
+            def finished() -> None:
+                if ranks.is_first:
+                    made.finish(work.opened, staging, self._target, work.verify)
+                    _publish(staging, self._target, made.pieces[0].name if made.is_file else None)
+
+            ranks.together(finished)
+        return len(left)
 
 
-def staging_of(target: Path) -> Path:
+def _plan_of(work: Conversion) -> str:
+    """Returns a digest of what is converted: a conversion goes on only with what it began with.
+
+    A spec is in it by what it comes to: where each element of each tensor is taken from. So nothing in a spec is
+    forgotten, not even what a transform of the user's own does.
+    """
+    digest = hashlib.sha256(json.dumps([work.job.place, work.opened.identity]).encode())
+    digest.update(work.made.identity())
+    work.opened.wanted.describe(digest.update)
+    return digest.hexdigest()
+
+
+def _staging_of(target: Path) -> Path:
     """Returns the folder beside ``target`` in which files are written."""
     return target.parent / f".{target.name}.converting"
 
 
 @contextmanager
-def staging_folder(target: Path, resume: bool, plan: str) -> Iterator[Path]:
+def _staging_folder(target: Path, resume: bool, plan: str) -> Iterator[Path]:
     """Makes the folder beside ``target`` in which files are written, and holds its lock.
 
     Args:
@@ -56,7 +105,7 @@ def staging_folder(target: Path, resume: bool, plan: str) -> Iterator[Path]:
         ConfigError: They are of another conversion.
         StorageError: The file system refused.
     """
-    staging = staging_of(target)
+    staging = _staging_of(target)
     note = staging / _NOTE
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +141,7 @@ def staging_folder(target: Path, resume: bool, plan: str) -> Iterator[Path]:
         raise StorageError(f"convert({target}): {error}", str(target), error.errno or 0) from error
 
 
-def check_room(staging: Path, num_bytes: int) -> None:
+def _check_room(staging: Path, num_bytes: int) -> None:
     """Refuses what does not fit on the disk.
 
     Raises:
@@ -105,17 +154,7 @@ def check_room(staging: Path, num_bytes: int) -> None:
         )
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a small file, which has its name only when it is whole and on disk."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(path)
-
-
-def publish(staging: Path, target: Path, file: str | None) -> None:
+def _publish(staging: Path, target: Path, file: str | None) -> None:
     """Gives what is finished its name.
 
     Args:

@@ -9,10 +9,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.per_process import PerProcess
+from bytecheckpoint.storage.folders import folder_at
 
-__all__ = ["Hold", "hold", "hold_directory", "key_of_url", "reading", "unheld"]
+__all__ = ["Hold", "hold", "hold_directory", "reading", "unheld"]
 
 _Key = tuple[int, int]
 
@@ -61,21 +61,6 @@ class _Holds:
 _holds = PerProcess(_Holds)
 
 
-def key_of_url(url: str) -> tuple[int, int]:
-    """Returns what stands for device and inode of a folder in an object store."""
-    return -1, hash(url)
-
-
-def _key_of(path: str | os.PathLike[str]) -> _Key | None:
-    if is_store_url(path):
-        return key_of_url(os.fspath(path))
-    try:
-        status = os.stat(path)  # noqa: PTH116  # follows symbolic links
-    except OSError:
-        return None  # nothing to read, and nothing to delete
-    return status.st_dev, status.st_ino
-
-
 def hold(path: str | os.PathLike[str], is_running: Callable[[], bool] | None = None) -> Hold:
     """Notes that ``path`` is read from now on. If a commit mark is being removed, it waits until the mark is gone.
 
@@ -85,7 +70,7 @@ def hold(path: str | os.PathLike[str], is_running: Callable[[], bool] | None = N
         path: Directory of a checkpoint.
         is_running: See ``Hold``.
     """
-    return hold_directory(_key_of(path), is_running)
+    return hold_directory(folder_at(path).key(), is_running)
 
 
 def hold_directory(key: tuple[int, int] | None, is_running: Callable[[], bool] | None = None) -> Hold:

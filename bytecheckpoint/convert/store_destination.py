@@ -6,28 +6,27 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
-from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.checkpoint.verification import verify as verify_checkpoint
 from bytecheckpoint.config import Config
 from bytecheckpoint.convert.dcp_target import DcpTarget
-from bytecheckpoint.convert.source import Opened
+from bytecheckpoint.convert.destination import Conversion
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError, UnsupportedError
-from bytecheckpoint.object_store.commit import StoreCommit
-from bytecheckpoint.object_store.entries import is_tombstone
-from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.storage.object_store.commit import StoreCommit
+from bytecheckpoint.storage.object_store.entries import is_tombstone
+from bytecheckpoint.storage.object_store.stores import use_store
+from bytecheckpoint.storage.small_files import storage_errors
 
-__all__ = ["StoreFolder"]
+__all__ = ["StoreDestination"]
 
 _MARK = ".metadata"
 # A sweep takes what no commit names once it is a day old. A commit may take half of that.
 _MOST_SECONDS = 12 * 3600.0
 
 
-class StoreFolder:
-    """The objects below a URL, where there must be no checkpoint.
+class StoreDestination:
+    """The objects below a URL, where there must be no checkpoint; see ``Destination``.
 
     Files are uploaded as those of a save, under names that nobody reads before the commit. What was uploaded is noted
     in a temporary directory of this machine, so one process, with its workers, converts alone.
@@ -47,19 +46,7 @@ class StoreFolder:
         self._client = use_store(url, config)
 
     def check(self, to: str, *, resume: bool, is_shared: bool) -> None:
-        """Refuses what cannot be done at a URL, and a checkpoint that is there.
-
-        Args:
-            to: Format of the target.
-            resume: Whether an interrupted conversion is to go on.
-            is_shared: Whether several ranks convert.
-
-        Raises:
-            CheckpointExistsError: There is a checkpoint.
-            ConfigError: Only a directory can be the target.
-            StorageError: The store refused.
-            UnsupportedError: The URL is one of HTTP.
-        """
+        """See ``Destination``. Only one process, with its workers, can upload, and from the beginning."""
         if self._client.is_http:
             raise UnsupportedError(f"convert({self.url}): over HTTP a checkpoint can only be read", self.url)
         if to != "bcp":
@@ -78,14 +65,8 @@ class StoreFolder:
         if there is not None and not is_tombstone(there):
             raise CheckpointExistsError(f"convert({self.url}): it exists, and nothing is changed in place", self.url)
 
-    def write(self, opened: Opened, made: DcpTarget, run: Callable[[Path], None], *, verify: bool) -> None:
-        """Uploads all files, and commits them. If that fails, it removes those that were finished.
-
-        Args:
-            opened: What is converted.
-            made: What is written.
-            run: Writes all pieces, and puts their notes into the folder that it is passed.
-            verify: Whether to read back what was committed.
+    def write(self, work: Conversion, *, resume: bool) -> int:
+        """See ``Destination``. If it fails, it removes the files that were finished.
 
         Raises:
             CheckpointExistsError: A checkpoint has appeared.
@@ -94,12 +75,14 @@ class StoreFolder:
             StorageError: The store refused.
             UnsupportedError: The store knows no conditional requests.
         """
+        made = work.made
+        assert isinstance(made, DcpTarget), "check() has refused any other"
         commit = StoreCommit(self._client, overwrite=False, deadline_s=_MOST_SECONDS)
         with tempfile.TemporaryDirectory(prefix="bytecheckpoint-convert-") as folder:
             notes = Path(folder)
             try:
-                run(notes)
-                checkpoint = made.assembled(opened, notes, self.url)
+                work.run(made.pieces, notes, verify=False)
+                checkpoint = made.assembled(work.opened, notes, self.url)
                 commit.check_files(checkpoint)
                 report = commit.commit(checkpoint)
             except BaseException:
@@ -108,5 +91,6 @@ class StoreFolder:
                 raise
         for warning in report["warnings"]:
             warnings.warn(f"convert({self.url}): {warning}", RuntimeWarning, stacklevel=2)
-        if verify:
+        if work.verify:
             verify_checkpoint(self.url, config=self._config).raise_if_damaged()
+        return len(made.pieces)

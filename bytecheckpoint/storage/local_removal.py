@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes one step folder. Needs no torch.
+"""Removes step folders from directories. Needs no torch.
 
 Everything is removed through open directories, and no symbolic link is followed (``csrc/io/remove_entry.h``). So if
 somebody replaces a folder by a link during the removal, nothing outside is reached.
@@ -8,47 +8,95 @@ somebody replaces a folder by a link during the removal, nothing outside is reac
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.checkpoint.in_use import unheld
-from bytecheckpoint.checkpoint.journal_files import carried_bytes
-from bytecheckpoint.checkpoint.parts import inspect_step
-from bytecheckpoint.checkpoint.steps import StepFolder, folder_of
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointError
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage.in_use import unheld
+from bytecheckpoint.storage.journal_files import carried_bytes, carry_lines
+from bytecheckpoint.storage.parts import inspect_step
+from bytecheckpoint.storage.removal import Outcome
+from bytecheckpoint.storage.step_folder import StepFolder, folder_of
 
-__all__ = ["Outcome", "bytes_to_remove", "remove_folder"]
+__all__ = ["LocalRemoval"]
 
-_MAX_FAILURES = 5
 _IS_READ = "a load in this process is reading it"
 
 
-@dataclass
-class Outcome:
-    """What happened to a folder that was to be removed.
+class LocalRemoval:
+    """Removes steps from a directory; see ``StepRemoval``.
 
-    Attributes:
-        is_loadable: Whether its commit mark is still there.
-        bytes_freed: Bytes of the files whose names were removed.
-        skipped: Why the folder was left alone; "" if it was not.
-        failures: The first few deletes that failed.
-        stays: What was left in the folder on purpose.
+    Args:
+        root: Directory of the run. It is opened now, so that removals stay in it, wherever its path leads later.
+        remove_others: See ``removal_in``.
+        grace_s: See ``removal_in``.
+
+    Raises:
+        StorageError: It cannot be opened.
     """
 
-    is_loadable: bool = True
-    bytes_freed: int = 0
-    skipped: str = ""
-    failures: list[str] = field(default_factory=list)
-    stays: list[str] = field(default_factory=list)
+    def __init__(self, root: Path, *, remove_others: bool, grace_s: float) -> None:
+        self._path = root
+        self._root = _core.Directory(str(root))
+        self._remove_others = remove_others
+        self._grace_s = grace_s
 
-    def fail(self, *failures: str) -> None:
-        self.failures += failures[: _MAX_FAILURES - len(self.failures)]
+    def begin(self, newest: StepFolder) -> list[str]:
+        return []  # ages are counted up to now
+
+    def is_dead(self, folder: StepFolder, newest: StepFolder) -> bool:
+        """See ``StepRemoval``. An unlocked tmp shows it.
+
+        An empty folder counts too, because a save that is about to fill it loses nothing.
+        """
+        try:
+            found = inspect_step(folder.path)
+            every = [found, *found["components"].values()]
+            is_empty = not any(of[kind] for of in every for kind in ("marks", "tmps", "data_files", "others"))
+            says_so = is_empty or any(of["tmps"] for of in every)
+            return (says_so and folder.step < newest.step) or _unchanged_s(folder.path) >= self._grace_s
+        except (CheckpointError, OSError):
+            return False  # it is changing right now
+
+    def bytes_of(self, folder: StepFolder) -> int:
+        """See ``StepRemoval``. What cannot be looked at does not count."""
+        try:
+            found = inspect_step(folder.path)
+            step = _core.Directory(folder.path)
+            size = 0
+            for part, of_part in (("", found), *found["components"].items()):
+                directory = step.below(part) if part else step
+                names = [*of_part["marks"], *of_part["records"], *of_part["data_files"], *of_part["tmps"]]
+                names += of_part["others"] if self._remove_others else []
+                size += sum(directory.remove(name, dry_run=True)[0] for name in names)
+                size -= carried_bytes(Path(folder.path, part))  # a step that stays gets these lines
+            return size
+        except (CheckpointError, OSError):
+            return 0
+
+    def secure(self, kept: Sequence[StepFolder], going: Sequence[StepFolder]) -> list[str]:
+        """See ``StepRemoval``. The rename of a newer checkpoint need not be on disk yet: this syncs what stays."""
+        marked = [Path(folder.path, name) for folder in kept for name in folder.components or (".",)]
+        of_parts = [Path(folder.path) for folder in kept if folder.components]
+        for directory in (self._path, *of_parts, *marked):
+            _core.sync_directory(str(directory))
+        return carry_lines(self._root.fileno(), [folder.name for folder in going], kept[0].name)
+
+    def remove(self, folder: StepFolder) -> Outcome:
+        try:
+            return _remove_folder(folder, self._root, remove_others=self._remove_others)
+        except (CheckpointError, OSError) as error:
+            is_there = Path(folder.path).exists()
+            return Outcome(failures=[str(error)]) if is_there else Outcome(skipped="another prune removed it first")
+
+    def end(self, paths: Iterable[str]) -> list[str]:
+        return []  # a directory is removed at once
 
 
-def remove_folder(folder: StepFolder, root: _core.Directory, *, remove_others: bool) -> Outcome:
+def _remove_folder(folder: StepFolder, root: _core.Directory, *, remove_others: bool) -> Outcome:
     """Removes a step folder that holds a checkpoint, or what is left of one, if it is unchanged since it was looked at.
 
     The order matters. First it takes the right to commit there, so that no save is under way and none begins. Then it
@@ -118,23 +166,6 @@ def remove_folder(folder: StepFolder, root: _core.Directory, *, remove_others: b
     return outcome
 
 
-def bytes_to_remove(folder: StepFolder, *, remove_others: bool) -> int:
-    """Returns what ``remove_folder`` would report as ``bytes_freed``. What cannot be looked at does not count."""
-    try:
-        found = inspect_step(folder.path)
-        step = _core.Directory(folder.path)
-        size = 0
-        for part, of_part in (("", found), *found["components"].items()):
-            directory = step.below(part) if part else step
-            names = [*of_part["marks"], *of_part["records"], *of_part["data_files"], *of_part["tmps"]]
-            names += of_part["others"] if remove_others else []
-            size += sum(directory.remove(name, dry_run=True)[0] for name in names)
-            size -= carried_bytes(Path(folder.path, part))  # a step that stays gets these lines
-        return size
-    except (CheckpointError, OSError):
-        return 0
-
-
 def _identity(folder: StepFolder) -> tuple[object, ...]:
     return folder.state, folder.save_ids, folder.parts, folder.components
 
@@ -177,3 +208,9 @@ def _remove_empty(directory: _core.Directory, name: str, outcome: Outcome) -> No
         outcome.is_loadable = False
     except CheckpointError as error:
         outcome.fail(str(error))
+
+
+def _unchanged_s(path: str) -> float:
+    """Returns the seconds since anything in a folder changed, by its modification times."""
+    newest = max(Path(parent, name).lstat().st_mtime for parent, _, names in os.walk(path) for name in (".", *names))
+    return time.time() - newest

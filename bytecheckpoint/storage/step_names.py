@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 import re
 
-from bytecheckpoint.checkpoint.folders import below, folders_in, known
-from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.paths import below, location
 
 __all__ = ["DEFAULT_PATTERN", "MOST_DIGITS", "compile_pattern", "step_number", "step_paths"]
 
@@ -32,7 +32,7 @@ def step_paths(
     """
     expression = compile_pattern(pattern)
     folder = known(location(root))
-    names = folders_in(folder, follow_links=follow_links)
+    names = folder_at(folder).folders(follow_links=follow_links)
     numbers = [(step_number(match[1] or ""), name) for name in names if (match := expression.fullmatch(name))]
     return [
         (step, str(below(folder, name))) for step, name in sorted((n, name) for n, name in numbers if n is not None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of checkpoints: directories of this machine, not URLs."""
+"""The paths and URLs of checkpoints, as users pass them and as we keep them. Nothing is looked at."""
 
 from __future__ import annotations
 
@@ -8,11 +8,81 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError
-from bytecheckpoint.object_store.urls import is_store_url, store_url
+from bytecheckpoint.storage.object_store.urls import is_known_store, is_store_url, joined, store_url
 
-__all__ = ["is_local", "is_url", "local_path", "location", "location_to_read", "path_to_read", "working_directory"]
+__all__ = [
+    "Place",
+    "absolute",
+    "as_place",
+    "below",
+    "can_be_place",
+    "check_name",
+    "is_local",
+    "is_url",
+    "local_path",
+    "location",
+    "location_to_read",
+    "name_of",
+    "parent_of",
+    "path_to_read",
+    "real",
+    "working_directory",
+]
+
+# A directory, or a URL as ``store_url`` returns it.
+Place = Path | str
 
 _FILE_URL = "file://"
+
+
+def as_place(text: str | os.PathLike[str]) -> Place:
+    """Returns the place that was kept as text."""
+    return str(text) if is_store_url(text) else Path(text)
+
+
+def below(place: Place, *names: str) -> Place:
+    """Returns the place that ``names`` lead to from ``place``."""
+    return Path(place, *names) if isinstance(place, Path) else joined(place, *names)
+
+
+def name_of(place: Place) -> str:
+    """Returns the last name in a path or URL."""
+    return place.name if isinstance(place, Path) else place.rpartition("/")[2]
+
+
+def parent_of(place: Place) -> Place:
+    """Returns the folder that ``place`` is in; above a bucket there is none, and it is its own."""
+    if isinstance(place, Path):
+        return place.parent
+    above = place.rpartition("/")[0]
+    return place if above.endswith("/") else above
+
+
+def absolute(place: str | os.PathLike[str]) -> str:
+    """Returns a place as text that stays right if the process changes its working directory.
+
+    It is not normalized: what ``..`` leads to is known only when links are followed. The directory may be gone.
+    """
+    return os.fspath(place) if is_store_url(place) else str(Path(place).absolute())
+
+
+def real(place: str | os.PathLike[str]) -> str:
+    """Returns a place as text, without symbolic links."""
+    return os.fspath(place) if is_store_url(place) else os.path.realpath(place)
+
+
+def check_name(path: str) -> None:
+    """Refuses the path of a folder that was listed if its name is not text.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    location(path if is_store_url(path) else os.path.join(".", path))  # noqa: PTH118
+
+
+def can_be_place(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` names a directory of this machine, or is a URL of a store that obstore can read."""
+    return is_local(path) or is_known_store(path)
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes one step folder from an object store. Needs no torch.
+"""Removes step folders from an object store. Needs no torch.
 
 A store has no locks, and its deletes have no conditions. So a removal does this:
 
@@ -19,24 +19,26 @@ on. tests/model/store_commit.pml is a model of this.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from bytecheckpoint.checkpoint.in_use import key_of_url, unheld
-from bytecheckpoint.checkpoint.parts import inspect_step
-from bytecheckpoint.checkpoint.removal import Outcome
-from bytecheckpoint.checkpoint.small_files import storage_errors
-from bytecheckpoint.checkpoint.steps import StepFolder
-from bytecheckpoint.checkpoint.store_marks import named_files
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.entries import Entry, is_tombstone
-from bytecheckpoint.object_store.names import is_data, is_mark
-from bytecheckpoint.object_store.stores import place_in_store
-from bytecheckpoint.object_store.tombstones import bury
-from bytecheckpoint.object_store.urls import joined
+from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.storage.in_use import unheld
+from bytecheckpoint.storage.names import is_data, is_mark
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.entries import Entry, is_tombstone
+from bytecheckpoint.storage.object_store.folder import StoreFolder
+from bytecheckpoint.storage.object_store.marks import named_files
+from bytecheckpoint.storage.object_store.stores import place_in_store
+from bytecheckpoint.storage.object_store.tombstones import bury
+from bytecheckpoint.storage.object_store.urls import joined
+from bytecheckpoint.storage.parts import inspect_step
+from bytecheckpoint.storage.removal import Outcome
+from bytecheckpoint.storage.small_files import storage_errors
+from bytecheckpoint.storage.step_folder import StepFolder
 
-__all__ = ["bytes_in_store", "last_change", "remove_folder_in_store", "remove_tombstones"]
+__all__ = ["StoreRemoval"]
 
 _IS_READ = "a load of this process reads it"
 _IS_REPLACED = "it has changed since this prune looked at it"
@@ -44,7 +46,70 @@ _IS_REPLACED = "it has changed since this prune looked at it"
 _LONGEST_REQUEST = timedelta(minutes=15)
 
 
-def remove_folder_in_store(folder: StepFolder, *, remove_others: bool, grace_s: float) -> Outcome:
+class StoreRemoval:
+    """Removes steps from an object store; see ``StepRemoval``.
+
+    Ages are counted up to the last change of the newest checkpoint, so that they depend on no clock but the store's.
+
+    Args:
+        remove_others: See ``removal_in``.
+        grace_s: See ``removal_in``.
+        deadline_s: See ``removal_in``.
+    """
+
+    def __init__(self, *, remove_others: bool, grace_s: float, deadline_s: float) -> None:
+        self._remove_others = remove_others
+        self._grace_s = grace_s
+        self._deadline_s = deadline_s
+        self._now: datetime | None = None
+
+    def begin(self, newest: StepFolder) -> list[str]:
+        try:
+            self._now = _last_change(newest)
+        except OSError as error:
+            return [f"{newest.name}: {error}"]
+        return []
+
+    def is_dead(self, folder: StepFolder, newest: StepFolder) -> bool:
+        """See ``StepRemoval``. Only time shows it."""
+        try:
+            changed = _last_change(folder)
+        except (CheckpointError, OSError):
+            return False
+        if self._now is None:
+            return False
+        return changed is None or (self._now - changed).total_seconds() >= self._grace_s
+
+    def bytes_of(self, folder: StepFolder) -> int:
+        """See ``StepRemoval``, if no save may be writing there."""
+        client, name = place_in_store(folder.path)
+        parts = [joined(name, component) for component in folder.components] or [name]
+        with storage_errors("list", folder.path):
+            every, _ = _without_nested(client.everything(name), parts)
+        return sum(each.num_bytes for each in _going(every, [name, *parts], self._remove_others))
+
+    def secure(self, kept: Sequence[StepFolder], going: Sequence[StepFolder]) -> list[str]:
+        return []  # what a store has answered stays, and it has no journals
+
+    def remove(self, folder: StepFolder) -> Outcome:
+        try:
+            return _remove_folder(folder, remove_others=self._remove_others, grace_s=self._grace_s)
+        except (CheckpointError, OSError) as error:
+            return Outcome(failures=[str(error)])
+
+    def end(self, paths: Iterable[str]) -> list[str]:
+        if self._now is None:
+            return []
+        failures = []
+        for path in paths:
+            try:
+                _remove_tombstones(path, self._now, grace_s=max(self._grace_s, self._deadline_s))
+            except OSError as error:
+                failures.append(f"{path}: {error}")
+        return failures
+
+
+def _remove_folder(folder: StepFolder, *, remove_others: bool, grace_s: float) -> Outcome:
     """Removes a step folder that holds a checkpoint, or what is left of one, if it is as it was when it was looked at.
 
     Args:
@@ -68,7 +133,7 @@ def remove_folder_in_store(folder: StepFolder, *, remove_others: bool, grace_s: 
         return outcome
     tombstones: dict[str, dict[str, Any]] = {}
     for part, of_part in versions.items():
-        with unheld(key_of_url(joined(client.url, part))) as is_free:
+        with unheld(StoreFolder(joined(client.url, part)).key()) as is_free:
             for mark, version in of_part.items() if is_free else ():
                 tombstone = bury(client, mark, version)
                 if tombstone is not None:
@@ -104,12 +169,12 @@ def remove_folder_in_store(folder: StepFolder, *, remove_others: bool, grace_s: 
     return outcome
 
 
-def remove_tombstones(path: str, now: datetime, *, grace_s: float) -> None:
+def _remove_tombstones(path: str, now: datetime, *, grace_s: float) -> None:
     """Removes what a prune has left of a folder, if nothing but old tombstones is in it.
 
     Args:
         path: URL of the folder.
-        now: Up to when the age of tombstones is counted; see ``last_change``.
+        now: Up to when the age of tombstones is counted; see ``_last_change``.
         grace_s: Seconds that a save may take.
 
     Raises:
@@ -126,16 +191,7 @@ def remove_tombstones(path: str, now: datetime, *, grace_s: float) -> None:
             _unbury(client, each.name, tombstone)
 
 
-def bytes_in_store(folder: StepFolder, *, remove_others: bool) -> int:
-    """Returns what ``remove_folder_in_store`` would report as ``bytes_freed``, if no save may be writing there."""
-    client, name = place_in_store(folder.path)
-    parts = [joined(name, component) for component in folder.components] or [name]
-    with storage_errors("list", folder.path):
-        every, _ = _without_nested(client.everything(name), parts)
-    return sum(each.num_bytes for each in _going(every, [name, *parts], remove_others))
-
-
-def last_change(folder: StepFolder) -> datetime | None:
+def _last_change(folder: StepFolder) -> datetime | None:
     """Returns when anything in a folder last changed, by the clock of the store; None if nothing is in it.
 
     Tombstones of removals do not count, those of saves do. The ages of folders in a run are counted up to the last

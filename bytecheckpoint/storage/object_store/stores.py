@@ -18,14 +18,13 @@ from urllib.parse import unquote, urlsplit
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.client import PART_BYTES, StoreClient
-from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.per_process import HomeProcess, PerProcess
+from bytecheckpoint.storage.object_store.client import PART_BYTES, StoreClient
 
 __all__ = [
+    "MOST_FILE_BYTES",
     "can_use_stores",
     "keep_known",
-    "most_file_bytes",
     "place_in_store",
     "use_store",
     "with_store_ring",
@@ -42,8 +41,8 @@ _PLACE = re.compile("endpoint|account_name|emulator", re.IGNORECASE)
 # Slots that are filled, or emptied, meanwhile.
 _SPARE_SLOTS = 2
 _MOST_RING_BYTES, _MOST_THREADS = 256 << 20, 16
-# Of the 10,000 parts that an object may have; the rest is room for its end.
-_MOST_PARTS = 9_900
+# Of a data file: an object may have 10,000 parts, and the rest is room for its end.
+MOST_FILE_BYTES = 9_900 * PART_BYTES
 # Stores in memory live as long as the process. The others are kept by what they were made of, since each has its own
 # connections, and a job saves every step to another URL.
 _in_memory: PerProcess[dict[str, Any]] = PerProcess(dict)
@@ -120,15 +119,21 @@ def place_in_store(url: str) -> tuple[StoreClient, str]:
     return _clients.get()[above], url[len(above) + 1 :]
 
 
-def keep_known(url: str) -> bool:
-    """Whether ``place_in_store`` finds a client. If so, the engine keeps it as long as Python does."""
+def keep_known(url: str, extension: Any = _core) -> bool:
+    """Whether ``place_in_store`` finds a client. If so, the engine keeps it as long as Python does.
+
+    Args:
+        url: See ``use_store``.
+        extension: See ``use_store``.
+    """
     above = _known_above(url)
     if above is None:
         return False
     _refuse_forked_child(url)
     clients = _clients.get()
     clients.move_to_end(above)
-    _core.register_store(above, clients[above])
+    for module in {_core, extension}:
+        module.register_store(above, clients[above])
     return True
 
 
@@ -139,11 +144,6 @@ def _known_above(url: str) -> str | None:
         if url.endswith("/") or not url:
             return None
     return url
-
-
-def most_file_bytes(path: str) -> int:
-    """Returns how long a data file below ``path`` may be; 0 for a directory, where there is no limit."""
-    return _MOST_PARTS * PART_BYTES if is_store_url(path) else 0
 
 
 def with_store_ring(config: Config) -> Config:

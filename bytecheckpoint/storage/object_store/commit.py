@@ -19,11 +19,11 @@ from bytecheckpoint.errors import (
     UnsupportedError,
 )
 from bytecheckpoint.native import _core
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.conditions import has_not_changed, refused_in_vain
-from bytecheckpoint.object_store.entries import is_tombstone
-from bytecheckpoint.object_store.names import is_own_data
-from bytecheckpoint.object_store.tombstones import claim
+from bytecheckpoint.storage.names import is_own_data
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.conditions import has_not_changed, refused_in_vain
+from bytecheckpoint.storage.object_store.entries import is_tombstone
+from bytecheckpoint.storage.object_store.tombstones import claim
 
 __all__ = ["StoreCommit", "sweep_grace_s"]
 
@@ -105,6 +105,9 @@ class StoreCommit:
     def directory_id(self) -> tuple[int, int]:
         """Identifies the URL in this process, as device and inode identify a directory."""
         return -1, hash(self._client.url)
+
+    def check_right(self) -> None:
+        """See ``storage.folder.Commit``: who has the right shows only when ``commit`` sends its request."""
 
     def check_files(self, checkpoint: Any) -> None:
         """Checks that every data file is as its rank left it; see ``Commit::check_files``."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from bytecheckpoint.object_store.s3_clients import s3_client, s3_errors
-from bytecheckpoint.object_store.urls import joined
+from bytecheckpoint.storage.object_store.s3_clients import s3_client, s3_errors
+from bytecheckpoint.storage.object_store.urls import joined
 
 __all__ = ["BodyCheck", "try_body_checks"]
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from bytecheckpoint.object_store.s3_clients import s3_client, s3_errors
+from bytecheckpoint.storage.object_store.s3_clients import s3_client, s3_errors
 
 __all__ = ["UnfinishedUploads", "Upload"]
 

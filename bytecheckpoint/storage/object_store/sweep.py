@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from bytecheckpoint.checkpoint.small_files import storage_errors
-from bytecheckpoint.checkpoint.store_marks import named_files
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError
-from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.commit import sweep_grace_s
-from bytecheckpoint.object_store.names import is_mark, is_own_data, is_own_file
-from bytecheckpoint.object_store.stores import use_store
-from bytecheckpoint.object_store.unfinished_uploads import UnfinishedUploads
-from bytecheckpoint.object_store.urls import is_store_url, store_url
+from bytecheckpoint.storage.names import is_mark, is_own_data, is_own_file
+from bytecheckpoint.storage.object_store.client import StoreClient
+from bytecheckpoint.storage.object_store.commit import sweep_grace_s
+from bytecheckpoint.storage.object_store.marks import named_files
+from bytecheckpoint.storage.object_store.stores import use_store
+from bytecheckpoint.storage.object_store.unfinished_uploads import UnfinishedUploads
+from bytecheckpoint.storage.object_store.urls import is_store_url, store_url
+from bytecheckpoint.storage.small_files import storage_errors
 
 __all__ = ["SweepReport", "sweep"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the objects that make a checkpoint. Needs no torch."""
+"""Names of the files that make a checkpoint. Needs no torch."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from bytecheckpoint.object_store.conditions import AS_GIVEN, Conditions, as_sent, try_conditions
-from bytecheckpoint.object_store.entries import Entry, entries_of, folders_of, is_tombstone
-from bytecheckpoint.object_store.object_ends import ObjectEnds
-from bytecheckpoint.object_store.refusals import errno_of, text_of
-from bytecheckpoint.object_store.servers import server_of
-from bytecheckpoint.object_store.urls import joined
 from bytecheckpoint.runtime.per_process import PerProcess
+from bytecheckpoint.storage.object_store.conditions import AS_GIVEN, Conditions, as_sent, try_conditions
+from bytecheckpoint.storage.object_store.entries import Entry, entries_of, folders_of, is_tombstone
+from bytecheckpoint.storage.object_store.object_ends import ObjectEnds
+from bytecheckpoint.storage.object_store.refusals import errno_of, text_of
+from bytecheckpoint.storage.object_store.servers import server_of
+from bytecheckpoint.storage.object_store.urls import is_http, joined
 
 __all__ = ["PART_BYTES", "StoreClient"]
 
@@ -63,7 +63,7 @@ class StoreClient:
         import obstore
 
         self.url = url
-        self.is_http = url.startswith(("http://", "https://"))
+        self.is_http = is_http(url)
         self._obstore: Any = obstore
         self._store = store
         self._prefix = prefix

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``StepFolder``: what one step folder holds. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bytecheckpoint.report.text import size_text
+
+__all__ = ["StepFolder", "folder_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFolder:
+    """One step folder, as it was when it was looked at.
+
+    Attributes:
+        step: Number in the name of the folder.
+        path: Path of the folder.
+        state: One of the following; only ``complete`` may be trusted.
+            ``complete``: a checkpoint that loads. Its commit mark opens, all files are there with the sizes and
+            trailers that the mark says (for another writer's checkpoint: all files are there and long enough), and no
+            tensor lacks an element, unless it was saved with ``Config(allow_partial_tensors=True)``.
+            ``saving``: no checkpoint yet, and a live save of this host is writing it.
+            ``half``: no checkpoint, and no live save is seen. A dead save or an unfinished removal left it, or a save
+            on another host writes it, or a save has not begun to write.
+            ``corrupt``: there is a commit mark, but the mark or a file differs from what was written.
+            ``incomplete``: everything is as it was written, but elements of a tensor are in no chunk, or in two.
+            ``reason`` names the tensor; what is there can be loaded.
+            ``unknown``: the folder holds nothing of a checkpoint (``has_mark`` is False), or it cannot be looked at:
+            it is not readable, has a newer format, or metadata of another writer that we do not read.
+        reason: Why it is not ``complete``; "" if it is.
+        is_being_saved: Whether a live save holds the folder. A ``complete`` checkpoint is then about to be replaced,
+            and loads until that happens.
+        is_foreign: Whether it is another writer's checkpoint, without our checksums.
+        save_ids: Ids of the save, 32 hex digits each: one, or one for each part or component. Empty for another
+            writer's checkpoint.
+        parts: Ranks that saved without collectives, each of which has a part of its own; otherwise empty.
+        num_files: Number of data files that the metadata name.
+        num_bytes: Bytes of these files.
+        components: For a checkpoint of ``bytecheckpoint.save``, the folders in it that are checkpoints of their own:
+            ``extra_state``, ``optimizer``, ``model``. ``state`` is then that of all of them together, and ``half`` if
+            they are of different saves. Otherwise empty.
+        has_mark: Whether there is a commit mark, that of the model if there are components. Also True if that is not
+            known.
+    """
+
+    step: int
+    path: str
+    state: str
+    reason: str = ""
+    is_being_saved: bool = False
+    is_foreign: bool = False
+    save_ids: tuple[str, ...] = ()
+    parts: tuple[int, ...] = ()
+    num_files: int = 0
+    num_bytes: int = 0
+    components: tuple[str, ...] = ()
+    has_mark: bool = True
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return Path(self.path).name
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it holds a checkpoint that loads."""
+        return self.state == "complete"
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether it is neither complete, nor being saved, nor a folder with nothing of a checkpoint in it."""
+        return self.state not in ("complete", "saving") and not (self.state == "unknown" and not self.has_mark)
+
+    def summary(self) -> str:
+        """One line for people."""
+        notes = [self.state + (", being saved" if self.is_being_saved and self.state != "saving" else "")]
+        if self.num_files:
+            notes.append(f"{size_text(self.num_bytes)} in {self.num_files} file{'s' if self.num_files > 1 else ''}")
+        if self.components:
+            notes.append(" and ".join(self.components))
+        if self.parts:
+            notes.append(f"parts of {len(self.parts)} ranks")
+        if self.is_foreign:
+            notes.append("by another writer")
+        return f"{self.name}: {', '.join(notes)}" + (f": {self.reason}" if self.reason else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields, by name, as plain data."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """Returns all fields, by name, as a JSON object."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+
+def folder_of(step: int, path: str, found: dict[str, Any]) -> StepFolder:
+    """Makes a StepFolder of what ``inspect_step`` found."""
+    return StepFolder(
+        step=step,
+        path=path,
+        state=found["state"],
+        reason=found["reason"],
+        is_being_saved=found["is_being_saved"],
+        is_foreign=found["is_foreign"],
+        save_ids=tuple(found["save_ids"]),
+        parts=tuple(found["parts"]),
+        num_files=found["num_files"],
+        num_bytes=found["num_bytes"],
+        components=tuple(found["components"]),
+        has_mark=found["has_mark"],
+    )
