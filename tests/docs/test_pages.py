@@ -48,11 +48,12 @@ def test_the_readme_is_an_overview_that_links_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme.count("\n") <= 200
     index = (DOCS / "index.md").read_text(encoding="utf-8")
-    for page in DOCS.glob("*.md"):
-        assert page.stem == "index" or re.search(rf"^{page.stem}$", index, re.MULTILINE), page
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).with_suffix("").as_posix()
+        assert name == "index" or re.search(rf"^{name}$", index, re.MULTILINE), page
         # For these the README links the file that they include, or a page that leads to them.
-        if page.stem not in ("index", "format", "security", "measurements", "decisions"):
-            assert f"(docs/{page.name}" in readme, page
+        if name not in ("index", "format", "security", "internals/measurements", "internals/decisions"):
+            assert f"(docs/{name}.md" in readme, page
 
 
 def test_the_api_has_every_public_name() -> None:
