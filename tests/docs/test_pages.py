@@ -87,6 +87,32 @@ def test_the_commit_protocol_has_every_failpoint() -> None:
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
+def steps_of(text: str) -> dict[int, tuple[str, list[str]]]:
+    """Returns the words and the failpoints of each numbered step of the commit protocol, of the header or of the page."""
+    text = re.sub(r"^/// ?", "", text, flags=re.MULTILINE)
+    found = {}
+    for number, step in re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |^$|\Z)", text, re.MULTILINE | re.DOTALL):
+        words = re.sub(r"\s+", " ", step.replace("`", "").replace("*", "")).strip()
+        listed = re.search(r" [\[(]((?:k[A-Z]|[a-z]+_)\w+(?:, \w+)*)[\])]$", words)
+        names = [] if listed is None else listed[1].split(", ")
+        words = words if listed is None else words[: listed.start()]
+        failpoints = [re.sub(r"(?<!^)([A-Z])", r"_\1", name.removeprefix("k")).lower() for name in names]
+        # The header has the code of an error, and the page its class.
+        words = re.sub(r"\bk([A-Z]\w+)", r"\1", re.sub(r"\b(?:Checkpoint)?(\w+)Error\b", r"\1", words))
+        found[int(number)] = (words, failpoints)
+    return found
+
+
+def test_the_commit_protocol_has_the_steps_of_the_header() -> None:
+    header = (ROOT / "csrc/engine/commit.h").read_text(encoding="utf-8")
+    steps = steps_of(header)
+    assert [*steps] == [*range(1, 13)]
+    assert steps_of((DOCS / "commit_protocol.md").read_text(encoding="utf-8")) == steps
+    names = re.findall(r'^    "(\w+)",$', (ROOT / "csrc/base/failpoint.h").read_text(encoding="utf-8"), re.MULTILINE)
+    in_steps = {name for _, failpoints in steps.values() for name in failpoints}
+    assert in_steps == {name for name in names if not name.startswith("abort_")}
+
+
 def config_rows() -> list[tuple[str, str, str]]:
     """Returns the table that Sphinx puts into docs/configuration.md."""
     path = DOCS / "extensions/config_rows.py"
