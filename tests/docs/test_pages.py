@@ -130,6 +130,11 @@ def test_the_table_of_figures_has_its_place() -> None:
     assert header in table
 
 
+def test_the_readme_of_the_benchmarks_names_every_script() -> None:
+    readme = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    assert [script.name for script in (ROOT / "benchmarks").glob("*.py") if f"`{script.name}" not in readme] == []
+
+
 def versions(text: str) -> tuple[list[str], list[str]]:
     """Returns the versions of torch and of Python that ``make compat`` tries, as tests/compat.mk lists them."""
     (listed,) = re.findall(r"^VERSIONS := (.*)$", text, re.MULTILINE)
