@@ -373,9 +373,9 @@ def test_all_benchmarks_are_kept_in_one_file(tmp_path: Path, run: Run) -> None:
 
 TINY_RUN = """
 import bench_all, sys
-tiny = ("--repetitions", "1", "--warm-gib", "0", "--idle-limit-s", "0", "--gigabytes", "0.016")
+tiny = ("--repetitions", "1", "--warm-gib", "0", "--idle-limit-s", "0", "--gigabytes", "0.002")
 only = ("--only", "dcp-2,bytecheckpoint,disk", "--dir", sys.argv.pop(1))
-bench_all.COMMANDS = {"small": ("compare.py", "small", *tiny, *only), "large": ("compare.py", "no such kind")}
+bench_all.COMMANDS = {"small": ("compare.py", "small", *tiny, *only), "large": ("no_such_script.py",)}
 sys.exit(bench_all.main())
 """
 
@@ -385,7 +385,7 @@ def test_the_table_of_figures_is_made_of_what_bench_all_keeps(tmp_path: Path, ru
     command = [sys.executable, "-c", TINY_RUN, str(tmp_path), "--output", str(file)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent)])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1, done.stderr  # one of the two commands is wrong
+    assert done.returncode == 1, done.stderr  # one of the two scripts is missing
     begin, end = "<!-- benchmarks/figures_table.py makes what follows -->", "<!-- to here -->"
     page.write_text(f"before\n\n{begin}\n{end}\n\nafter\n")
     run("figures_table.py", str(file), "--page", str(page))
