@@ -52,7 +52,7 @@ struct CommitReport {
 /// Everything that can fail happens before it, and nothing that happens after it can undo it. A process that dies
 /// before step 10 leaves the old checkpoint as it was; the next save sweeps what it leaves beside it.
 ///
-///     begin -> (all ranks write and sync their files) -> check_files -> commit
+///     begin (1 to 6) -> all ranks write and sync their files (7) -> check_files (8) -> commit (9 to 12)
 ///
 /// The right to commit is a file, `.metadata.{save id}.tmp`. This save creates it once, locks it (`flock`), and never
 /// creates it again. Whoever removes its name takes the right away, because the rename then finds nothing to rename.
@@ -70,38 +70,43 @@ struct CommitReport {
 /// protocol, `tests/model/commit.pml`, has labels of the same names; it lets a process die, or the power fail, between
 /// any two of its steps.
 ///
-/// 1. `begin` creates missing directories, and syncs each of them and its parent. It fails if `.metadata` is a
-///    directory. [kBeginDirectoryMade, kBeginDirectory]
-/// 2. It fails with kExists if a checkpoint is there that this save may not replace, or that would hide what it
-///    commits.
-/// 3. It creates the tmp (O_EXCL) and locks it. It fails with kBusy if another save took the tmp for that of a dead
-///    save, and locked or removed it in between. [kBeginTmpCreated, kBeginLocked]
-/// 4. It looks for the locked tmps of other saves. If there is one, it fails with kBusy, or removes that tmp if
-///    `take_over` is set. Every save creates its own tmp, and flushes it, before it looks for others, so of two that
-///    begin at once at least one sees the other. Then it repeats step 2, since a save that has just ended may have
-///    committed, and notes which mark is there. [kBeginLooked]
-/// 5. It sweeps what dead saves left: their tmps, and data files that no commit mark names. `sweep.h` has the order of
-///    its steps. [kSweepListed, kSweepTmpRemoved, kSweepDirectorySynced, kSweepFileRemoved, kBeginSwept] Then it waits
-///    until the space of all files that this process has swept is free (`io/late_freeing.h`). With `overwrite` false it
-///    tries on files of its own whether the commit will be possible; not on local file systems, which all can do it.
-/// 6. It reserves disk space for the metadata in the tmp. [kBeginDone]
-/// 7. Every rank writes new data files, syncs each of them and then the directory (`save_job.h`), and hands its result
-///    to the coordinator. From then on its files belong to the coordinator, or to a sweep: the rank never deletes them.
+/// The same steps stand in docs/commit_protocol.md, which says why; a test compares them.
+///
+/// 1. Make the directories that are missing, and sync each one and its parent. Sync the entry of a directory that is
+///    there already, too: a save that died may have made it. [kBeginDirectoryMade, kBeginDirectory]
+/// 2. Refuse a `.metadata` that is a directory. With `overwrite=False` refuse a checkpoint that is there (kExists). A
+///    save of one rank refuses `.metadata`, which would hide what it commits (kExists).
+/// 3. Create the tmp with O_EXCL, flush it, and lock it without waiting. Fail with kBusy if another save has locked it
+///    or removed its name meanwhile, which took it for that of a dead save. [kBeginTmpCreated, kBeginLocked]
+/// 4. Look at the tmps of other saves. A locked one belongs to a live save: fail with kBusy, or with `take_over` remove
+///    its name. Every save creates and flushes its own tmp before it looks, so of two that begin at once at least one
+///    sees the other. Then repeat step 2, since a save that has just ended may have committed. Where changes are seen
+///    late, note which commit mark is there. [kBeginLooked]
+/// 5. Sweep what dead saves left: their tmps, and data files that no commit mark names. A sweep that fails does not
+///    fail the save, unless the own tmp is gone (kBusy). Then wait until the space of all files that this process has
+///    swept is free. [kSweepListed, kSweepTmpRemoved, kSweepDirectorySynced, kSweepFileRemoved, kBeginSwept]
+/// 6. With `overwrite=False`, and not on a local file system, try on files of its own whether the commit without
+///    replacing will work (kUnsupported). Reserve disk space for the metadata in the tmp, so that the disk cannot be
+///    full when it is written. [kBeginDone]
+/// 7. All ranks: create each data file with O_EXCL under a name that is drawn anew, reserve its space, write records,
+///    block table and trailer, cut it to its size and sync it. Then sync the directory, and hand the result to the
+///    coordinator. From then on the files belong to the coordinator or to a sweep: the rank never deletes them.
 ///    [kWriteFileCreated, kWriteFileReserved, kWriteData, kWriteRecordsDone, kWriteDataDone, kWriteFileCut,
 ///    kWriteFileSynced, kWriteFilesSynced, kWriteDirectorySynced]
-/// 8. `check_files` opens every file of every rank, and compares its size, its trailer and its ids. Where files of
-///    other machines are seen late it waits for them. [kCommitChecked]
-/// 9. `commit` writes the metadata into the tmp and syncs it. It fails with kSuperseded if the deadline has passed, or
-///    if the tmp has lost its name. On a file system that may show late what other machines do, or bring a removed tmp
-///    back by that sync, it then lists the directory: it fails if another save is there that no lock shows to be busy,
-///    if a file of this save is gone, or if another mark is there than in step 4. [kCommitMetadataFilled,
+/// 8. Open every file of every rank, and compare its size, its trailer and its ids with what the rank has handed in.
+///    Where changes are seen late, ask again for up to `visibility_timeout_s`. [kCommitChecked]
+/// 9. Check that the tmp has its name, write the metadata into it, cut it to its size and sync it. Fail with
+///    kSuperseded if the deadline has passed or the tmp has lost its name. Where changes are seen late, take the last
+///    look: list the directory, and fail with kSuperseded if the tmp of another save is there whose lock is not held,
+///    if a file of this save is gone, or if another commit mark is there than in step 4. [kCommitMetadataFilled,
 ///    kCommitMetadataWritten, kCommitMetadataSynced, kCommitDecided]
-/// 10. It renames the tmp to `.metadata`: **the commit**. With `overwrite` false the rename fails if `.metadata` is
-///     there. From here on nobody deletes a file of this save, even if the rename failed, unless it is certain that it
-///     had no effect. [kCommitRenamed]
-/// 11. It syncs the directory, so that the rename survives power loss. [kCommitDirectorySynced]
-/// 12. A commit of all ranks removes the commit marks `__{rank}.metadata` of single ranks. Then `commit` sweeps the
-///     files of older checkpoints, and unlocks. [kRankMetadataRemoved, kSweepListed to kSweepFileRemoved, kCommitDone]
+/// 10. Rename the tmp to `.metadata`: this is the commit. With `overwrite=False` the rename replaces nothing, and fails
+///     with kExists if `.metadata` is there. From here on nobody deletes a file of this save, unless it is certain that
+///     the rename had no effect. [kCommitRenamed]
+/// 11. Sync the directory, so that the rename survives power loss. If that fails, the checkpoint is committed all the
+///     same (kDurabilityUnknown), and nothing is swept. [kCommitDirectorySynced]
+/// 12. Remove the commit marks of single ranks, which `.metadata` hides. Sweep the files of older checkpoints. Release
+///     the lock. [kRankMetadataRemoved, kSweepListed, kSweepDirectorySynced, kSweepFileRemoved, kCommitDone]
 ///
 /// A save that fails before step 10 removes its tmp first and its data files afterwards. A crash in between then leaves
 /// only files that any sweep may delete. [kAbortTmpRemoved, kAbortFileRemoved]

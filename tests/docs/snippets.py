@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["PAGES", "ROOT", "Snippet", "json_of", "snippets_of"]
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TORCHRUN = re.compile(r"# torchrun --nproc-per-node=(\d+) (\w+\.py)\n")

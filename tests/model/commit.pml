@@ -4,7 +4,7 @@
  * saves at one path, whose processes may die at any of them, and on a disk that loses power.
  *
  * A label of the name of a failpoint of csrc/base/failpoint.h stands where the code has that failpoint.
- * test_commit_model.py runs this file; docs/commit_protocol.md says what it shows.
+ * test_commit_model.py runs this file; docs/internals/architecture.md says what it shows.
  *
  *   SAVERS  saves, begun in the order of their numbers (they are alike; whoever is first gets number 0)
  *   RANKS   of each save

@@ -7,7 +7,7 @@
  *
  * Left out: `StoreRemoval.end`, which removes what earlier prunes and dead saves have left, once it is old.
  *
- * test_store_model.py runs this file; docs/object_stores.md says what it shows.
+ * test_store_model.py runs this file; docs/internals/architecture.md says what it shows.
  *
  *   SAVERS  saves, 1 to 3, begun in the order of their numbers
  *   RANKS   of each save, 1 or 2; each has one data object

@@ -371,6 +371,38 @@ def test_all_benchmarks_are_kept_in_one_file(tmp_path: Path, run: Run) -> None:
     assert run("compare_runs.py", str(file), str(file)).startswith("0 worse, 0 better, ")
 
 
+TINY_RUN = """
+import bench_all, sys
+tiny = ("--repetitions", "1", "--warm-gib", "0", "--idle-limit-s", "0", "--gigabytes", "0.002")
+only = ("--only", "dcp-2,bytecheckpoint,disk", "--dir", sys.argv.pop(1))
+bench_all.COMMANDS = {"small": ("compare.py", "small", *tiny, *only), "large": ("no_such_script.py",)}
+sys.exit(bench_all.main())
+"""
+
+
+def test_the_table_of_figures_is_made_of_what_bench_all_keeps(tmp_path: Path, run: Run) -> None:
+    file, page = tmp_path / "all.json", tmp_path / "page.md"
+    command = [sys.executable, "-c", TINY_RUN, str(tmp_path), "--output", str(file)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent)])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr  # one of the two scripts is missing
+    begin, end = "<!-- benchmarks/figures_table.py makes what follows -->", "<!-- to here -->"
+    page.write_text(f"before\n\n{begin}\n{end}\n\nafter\n")
+    run("figures_table.py", str(file), "--page", str(page))
+    text = page.read_text()
+    seconds = json.loads(file.read_text())["runs"]["small"]["figures"]["seconds"]
+    for action in ("save", "load"):
+        (ours,), (stock,) = seconds["bytecheckpoint"][action], seconds["dcp-2"][action]
+        assert f"| small | bytecheckpoint, {action} | {ours:.3f} s | {stock / ours:.2f} |" in text
+        assert ("%" in text) == ("disk-1" in seconds)
+    assert "| large | failed |" in text
+    assert "python benchmarks/compare.py small --only dcp-2,bytecheckpoint,disk" in text
+    assert text.startswith(f"before\n\n{begin}\n`make bench-all`, ")
+    assert text.endswith(f"\n{end}\n\nafter\n")
+    run("figures_table.py", str(file), "--page", str(page))
+    assert page.read_text() == text
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_phases(tmp_path: Path, ranks: int, run: Run) -> None:
     file = tmp_path / "phases.json"
