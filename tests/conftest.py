@@ -36,7 +36,7 @@ _SLOWEST_FIRST = (
     "frameworks/test_torchtitan_trainer.py",
     "unit/test_cuda_on_host.py",
     "distributed/test_group_life.py",
-    "stores/test_store_faults.py",
+    "storage/test_store_faults.py",
     "frameworks/test_recipes.py",
     "distributed/test_ends_of_ranks.py",
     "interop/test_pytorch_tests.py",

@@ -19,12 +19,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import (
     BcpWriter,
-    async_save_state_dict,
     latest,
     load_state_dict,
     prune,
     save_state_dict,
-    scan_steps,
     verify,
 )
 from ground.mounts import Ground, Machines, sshfs
@@ -56,18 +54,6 @@ def check_stored(path: Path, generation: int) -> None:
     assert not verify(path).problems
 
 
-def save_overwrite_and_load(path: Path) -> None:
-    for generation in (1, 2):
-        save_state_dict(path, state(generation), no_dist=True)
-        check_stored(path, generation)
-    async_save_state_dict(path, state(3), no_dist=True).committed.result(60.0)
-    check_stored(path, 3)
-
-
-def test_saves_overwrites_and_loads(machines: Machines, path: Path) -> None:
-    machines[0].run(save_overwrite_and_load, path).unwrap()
-
-
 def save_by_stock_dcp(path: Path) -> None:
     dcp.save(state(4), checkpoint_id=path, no_dist=True)
     check_stored(path, 4)
@@ -79,19 +65,6 @@ def test_a_checkpoint_of_stock_dcp(
     if ground.kind in TIMES_OF_ITS_OWN:
         request.applymarker(pytest.mark.xfail(strict=True, reason="a file that was read is said to have changed"))
     machines[0].run(save_by_stock_dcp, path).unwrap()
-
-
-def save_steps_and_prune(path: Path) -> None:
-    for step in (1, 2, 3):
-        save_state_dict(path / f"step-{step}", state(step), no_dist=True)
-    assert latest(path) == str(path / "step-3")
-    assert prune(path, keep_latest=1).removed == [str(path / f"step-{step}") for step in (1, 2)]
-    assert [step.state for step in scan_steps(path)] == ["complete"]
-    check_stored(path / "step-3", 3)
-
-
-def test_retention(machines: Machines, path: Path) -> None:
-    machines[0].run(save_steps_and_prune, path).unwrap()
 
 
 def save_without_overwriting(path: Path) -> list[str]:

@@ -300,7 +300,7 @@ NO_CALLS = {
     "__version__": "a text",
     "observe": "hears of calls: tests/unit/test_observers.py",
     "stop_observing": "hears of calls: tests/unit/test_observers.py",
-    "sweep": "is for object stores: tests/stores/test_store_sweep.py",
+    "sweep": "is for object stores: tests/storage/test_store_sweep.py",
     "new_group": "needs several ranks: tests/distributed/test_calls_in_subgroups.py",
     **dict.fromkeys(
         (

@@ -50,15 +50,6 @@ def test_the_newest_are_kept(root: str, client: StoreClient) -> None:
     assert loaded(latest(root) or "") == 10
 
 
-def test_others_stay_if_asked(root: str, client: StoreClient) -> None:
-    save(root, 1, 2)
-    client.put("step-1/config.json", b"{}")
-    report = prune(root, keep_latest=1, remove_others=False)
-    assert report.removed == [f"{root}/step-1"]
-    assert "1 objects that are not of a checkpoint" in report.warnings[0]
-    assert {name for name in names(client) if name.startswith("step-1/")} == {"step-1/config.json"}
-
-
 def test_what_dead_saves_left_goes_by_the_clock_of_the_store(root: str, client: StoreClient) -> None:
     save(root, 1)
     client.delete(["step-1/.metadata"])
@@ -68,14 +59,6 @@ def test_what_dead_saves_left_goes_by_the_clock_of_the_store(root: str, client: 
     assert states(root) == {1: "half", 2: "complete"}
     assert prune(root, keep_latest=1, grace_s=0).swept == [f"{root}/step-1"]
     assert states(root) == {2: "complete"}
-
-
-def test_in_a_loop(root: str) -> None:
-    keep = Retention(root, keep_latest=1)
-    for step in (1, 2, 3):
-        save(root, step)
-        keep.after_save(step, rank=0)
-        assert states(root) == {step: "complete"}
 
 
 @pytest.fixture(params=["before", "after"])

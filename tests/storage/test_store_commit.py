@@ -19,18 +19,14 @@ from bytecheckpoint import (
     BcpSavePlanner,
     BcpWriter,
     Config,
-    async_save_state_dict,
     load_state_dict,
     registered,
     save_state_dict,
-    shutdown,
     verify,
 )
 from bytecheckpoint.errors import (
     CheckpointChangedError,
     CheckpointError,
-    CheckpointExistsError,
-    CheckpointNotFoundError,
     CheckpointSupersededError,
     CorruptCheckpointError,
     SaveCancelledError,
@@ -66,19 +62,6 @@ def loaded(url: str) -> int:
 
 def data_files(client: StoreClient) -> set[str]:
     return {name for name in client.names() if name.endswith(".distcp")}
-
-
-def test_saves_replace_one_another_and_leave_nothing(url: str, client: StoreClient) -> None:
-    with pytest.raises(CheckpointNotFoundError):
-        load_state_dict(url, {"step": 0})
-    for step in (1, 2, 3):
-        report = save_state_dict(url, state(step))
-        assert report.files_swept == (step > 1)
-        assert loaded(url) == step
-        assert len(client.names()) == 2
-    with pytest.raises(CheckpointExistsError, match="already exists"):
-        save_state_dict(url, state(4), overwrite=False)
-    assert loaded(url) == 3
 
 
 @pytest.mark.parametrize("numel", [0, 1, (8 << 20) // 4 - 3000, 4 << 20])
@@ -158,15 +141,6 @@ def test_damage_between_what_is_wanted(url: str, client: StoreClient) -> None:
     assert all(bool((value == 1.0).all()) for value in found.values())
     with pytest.raises(CorruptCheckpointError):
         load_state_dict(url, {"b": torch.zeros(200_000)})
-
-
-def test_a_background_save(url: str) -> None:
-    changing = state(1)
-    handle = async_save_state_dict(url, changing)
-    changing["w"].fill_(9.0)
-    handle.committed.result(60)
-    assert loaded(url) == 1
-    shutdown(60.0)
 
 
 def test_calls_of_dcp_after_register(url: str) -> None:
@@ -350,19 +324,6 @@ def test_the_sweep_leaves_what_may_be_being_written(
     assert "__7_0.0123456789abcdef.distcp" not in client.names()
     assert "notes.txt" in client.names()
     assert loaded(url) == 3
-
-
-def test_damage_is_noticed(url: str, client: StoreClient) -> None:
-    save_state_dict(url, state(1))
-    (name,) = data_files(client)
-    content = bytearray(client.get(name))
-    content[1_000_000] ^= 1
-    client.delete([name])
-    client.put_if(name, bytes(content), None)
-    with pytest.raises(CorruptCheckpointError, match=r"offset="):
-        load_state_dict(url, {"w": torch.zeros(NUMEL)})
-    (problem,) = verify(url).problems
-    assert (problem.file, problem.fqns) == (name, ["w"])
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read(url: str) -> None:
