@@ -16,11 +16,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint.checkpoint.canonical import canonical_record
-from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.opening import open_checkpoint
+from bytecheckpoint.contents.wrong_path import explaining
 from bytecheckpoint.errors import InvalidPlanError, UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.in_use import reading
@@ -103,12 +103,8 @@ def digest(
     folder.use(config)
     config = folder.tuned(config)
     with explaining(directory), reading(directory):
-        checkpoint = _core.Checkpoint.open(
-            directory, accept_rewritten=config.accept_rewritten_metadata, io_timeout_s=config.io_timeout_s
-        )
-        if spec is not None:
-            checkpoint, _ = view_of(checkpoint, spec, _core)
-        return digest_of(checkpoint, directory, config=config, progress=progress)
+        opened = open_checkpoint(directory, config, kind=_core.Checkpoint, spec=spec, folder=folder, explain=False)
+        return digest_of(opened.wanted, directory, config=config, progress=progress)
 
 
 def digest_of(

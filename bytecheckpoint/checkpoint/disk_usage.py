@@ -14,8 +14,8 @@ from typing import Any
 
 from bytecheckpoint.checkpoint.checkpoint_usage import CheckpointUsage, KeyUsage, usage_of
 from bytecheckpoint.checkpoint.retention import Retention
-from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.wrong_path import explaining
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folder_files import StoredFile

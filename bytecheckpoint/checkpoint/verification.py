@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
-from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.wrong_path import explaining
 from bytecheckpoint.native import _core
 from bytecheckpoint.report import Problem, VerifyReport
 from bytecheckpoint.storage.folders import folder_at

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from bytecheckpoint.cli.contents import Item
-from bytecheckpoint.cli.reading import Box, open_values, pieces
 from bytecheckpoint.cli.statistics import in_float64
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.contents import Item
+from bytecheckpoint.contents.values import Box, open_values, pieces
 from bytecheckpoint.errors import UnsafeObjectError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.tensors.equality import are_equal, bits

@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from bytecheckpoint.checkpoint.digests import Digest, combined, digest_of
-from bytecheckpoint.cli.contents import open_contents
 from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option
 from bytecheckpoint.cli.specs import spec_of, spec_options
 from bytecheckpoint.cli.text import counted, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.contents import open_contents
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec

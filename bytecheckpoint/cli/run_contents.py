@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 
 from bytecheckpoint.checkpoint.disk_usage import disk_usage
-from bytecheckpoint.cli.contents import open_contents
 from bytecheckpoint.cli.options import place_text
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.contents import open_contents
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _core
 from bytecheckpoint.observability.figures import text_of

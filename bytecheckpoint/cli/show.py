@@ -16,8 +16,8 @@ from bytecheckpoint.config import Config
 if TYPE_CHECKING:
     import torch
 
-    from bytecheckpoint.cli.contents import Item
-    from bytecheckpoint.cli.reading import Values
+    from bytecheckpoint.contents.contents import Item
+    from bytecheckpoint.contents.values import Values
 
 __all__ = ["command"]
 
@@ -64,7 +64,7 @@ def command(
     Example:
       bcp show ckpt model.embed.weight --slice ':2,:4'
     """
-    from bytecheckpoint.cli.reading import open_values
+    from bytecheckpoint.contents.values import open_values
 
     _, parts = open_values(path, Config.from_env())
     of_rank = [values for values in parts if rank in (None, values.part.rank)]
@@ -145,8 +145,8 @@ def _show_object(values: Values, item: Item, as_json: bool) -> None:
 
 
 def _statistics(values: Values, item: Item, progress: bool) -> dict[str, Any]:
-    from bytecheckpoint.cli.reading import Box, pieces
     from bytecheckpoint.cli.statistics import Statistics
+    from bytecheckpoint.contents.values import Box, pieces
 
     statistics = Statistics()
     with bar("reading", progress) as tell:
@@ -202,7 +202,7 @@ def _bounds(item: Item, wanted: tuple[slice | int, ...]) -> list[range]:
 
 
 def _elements(values: Values, item: Item, ranges: list[range], wanted: tuple[slice | int, ...]) -> torch.Tensor:
-    from bytecheckpoint.cli.reading import Box
+    from bytecheckpoint.contents.values import Box
 
     box = Box(
         tuple(indices[0] if indices else 0 for indices in ranges),

@@ -13,11 +13,11 @@ import click
 
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.verification import verify
-from bytecheckpoint.checkpoint.wrong_path import refuse_reference
-from bytecheckpoint.cli.contents import components_in
 from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
 from bytecheckpoint.cli.text import counted, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.contents import components_in
+from bytecheckpoint.contents.wrong_path import refuse_reference
 from bytecheckpoint.report import Problem, VerifyReport
 from bytecheckpoint.storage.paths import below
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from bytecheckpoint.cli.contents import Chunk, Contents, Item, Part, open_contents
 from bytecheckpoint.cli.options import Failure, checkpoint_argument, json_option, place_text
 from bytecheckpoint.cli.save_records import SaveRecord, find_save_record
 from bytecheckpoint.cli.text import box_text, counted, json_value, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.contents import Chunk, Contents, Item, Part, open_contents
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _core
 from bytecheckpoint.report.text import size_text

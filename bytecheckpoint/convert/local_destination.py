@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bytecheckpoint.convert.destination import Conversion, bytes_of
+from bytecheckpoint.convert.source import identity_of
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
@@ -78,7 +79,7 @@ def _plan_of(work: Conversion) -> str:
     A spec is in it by what it comes to: where each element of each tensor is taken from. So nothing in a spec is
     forgotten, not even what a transform of the user's own does.
     """
-    digest = hashlib.sha256(json.dumps([work.job.place, work.opened.identity]).encode())
+    digest = hashlib.sha256(json.dumps([work.job.place, identity_of(work.opened)]).encode())
     digest.update(work.made.identity())
     work.opened.wanted.describe(digest.update)
     return digest.hexdigest()

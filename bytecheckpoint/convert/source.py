@@ -8,40 +8,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents import opening as contents
 from bytecheckpoint.errors import CheckpointChangedError
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.native import _core
-from bytecheckpoint.storage.folders import folder_at
 
-__all__ = ["Opened", "Source"]
+__all__ = ["Opened", "Source", "identity_of"]
 
 # With the ring that is read into, all memory of a worker beside its interpreter's.
 _WRITE_RING_BYTES = 32 << 20
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A source that was opened.
+Opened = contents.Opened[_core.Checkpoint]
 
-    Attributes:
-        stored: What is there.
-        wanted: What is converted of it; ``stored`` itself without a spec.
-        new_names: The name in ``wanted`` of each key that has another one in ``stored``.
-    """
 
-    stored: _core.Checkpoint
-    wanted: _core.Checkpoint
-    new_names: dict[str, str]
-
-    @property
-    def identity(self) -> str:
-        """What tells this save from every other one: its id, or the versions of all files of another writer."""
-        if self.stored.foreign is None:
-            return self.stored.save_id
-        return hashlib.sha256(self.stored.file_versions().encode()).hexdigest()
+def identity_of(opened: Opened) -> str:
+    """Returns what tells a save from every other one: its id, or the versions of all files of another writer."""
+    stored = opened.stored
+    return stored.save_id if stored.foreign is None else hashlib.sha256(stored.file_versions().encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,7 @@ class Source:
 
     def planned_for(self, opened: Opened) -> Source:
         """Returns this source, of which only the save in ``opened`` can be opened any more."""
-        return replace(self, planned=opened.identity)
+        return replace(self, planned=identity_of(opened))
 
     def check_unchanged(self, opened: Opened) -> None:
         """Refuses a source of another writer whose files are not those that were opened. Those of ours have ids.
@@ -80,24 +65,14 @@ class Source:
             CheckpointError: It cannot be read.
             ConfigError: The spec does not fit.
         """
-        folder_at(self.place).use(self.config)
-        with explaining(self.place):
-            stored = _core.Checkpoint.open(
-                self.place,
-                accept_rewritten=self.config.accept_rewritten_metadata,
-                io_timeout_s=self.config.io_timeout_s,
-            )
-        opened = Opened(stored, stored, {})
-        if self.planned not in (None, opened.identity):
+        opened = contents.open_checkpoint(self.place, self.config, kind=_core.Checkpoint)
+        if self.planned not in (None, identity_of(opened)):
             raise CheckpointChangedError(
                 f"convert({self.place}): another save has replaced the source since this conversion was planned; "
                 "begin it anew",
                 self.place,
             )
-        if self.spec is None:
-            return opened
-        wanted, new_names = view_of(stored, self.spec, _core)
-        return Opened(stored, wanted, new_names)
+        return opened if self.spec is None else contents.viewed(opened.stored, self.spec)
 
     def options(self, progress: Callable[[int], object]) -> dict[str, Any]:
         """Returns the arguments that all functions of the engine which convert have in common."""

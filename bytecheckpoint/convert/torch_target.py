@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.compat.torch_pickle import Storage, pickled
+from bytecheckpoint.contents.safe_objects import plain_object
 from bytecheckpoint.convert.file_piece import write_file
 from bytecheckpoint.convert.nesting import nested, paths_of, refuse_clashes, refuse_gaps
 from bytecheckpoint.convert.outputs import Outputs, OutputTensor
 from bytecheckpoint.convert.source import Opened, Source
-from bytecheckpoint.dcp.plain_data import plain_object
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.native import _core
 

@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.safe_objects import load_plain_data, plain_object, plain_record
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner, as_plain, fills_state
-from bytecheckpoint.dcp.plain_data import load_plain_data, plain_object, plain_record
 from bytecheckpoint.errors import (
     CheckpointError,
     InvalidPlanError,

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
-from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.opening import open_checkpoint
 from bytecheckpoint.dcp._dcps_objects import warning_of_dcp
 from bytecheckpoint.dcp._failed_metadata import FailedMetadata, typed
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
@@ -403,15 +403,16 @@ class BcpReader(StorageReader):
         self._folder.use(self.config, _C, self._phases.trace.note_request)
         # Only a missing `.metadata` is explained: DCP also asks for the part of a rank that has none.
         try:
-            with explaining(self.path) if rank is None else nullcontext():
-                return _C.Checkpoint.open(
-                    str(self.path),
-                    rank=rank,
-                    check_pickle=True,
-                    accept_rewritten=self.config.accept_rewritten_metadata,
-                    max_whole_bytes=_MAX_WHOLE_METADATA_BYTES,
-                    io_timeout_s=self.config.io_timeout_s,
-                )
+            return open_checkpoint(
+                self.path,
+                self.config,
+                kind=_C.Checkpoint,
+                rank=rank,
+                folder=self._folder,
+                explain=rank is None,
+                check_pickle=True,
+                max_whole_bytes=_MAX_WHOLE_METADATA_BYTES,
+            ).stored
         except CheckpointNotFoundError as error:
             if _core.look_anew(str(self.path)):
                 error.visible_within_s = self.config.visibility_timeout_s

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from bytecheckpoint.checkpoint.roles import folder_of_role, known_roles
 from bytecheckpoint.checkpoint.steps import scan_steps
-from bytecheckpoint.checkpoint.wrong_path import refuse_reference
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.wrong_path import refuse_reference
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError, UnsupportedError
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.paths import Place, below, location_to_read, name_of, parent_of

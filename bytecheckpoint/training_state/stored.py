@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.opening import open_checkpoint, viewed
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.parts import REFERENCE, description_in, parsed_user_metadata
 from bytecheckpoint.tensors.subclass_parts import DESCRIPTION
@@ -68,17 +67,12 @@ class Stored(Mapping[str, "StoredTensor | None"]):
     ) -> None:
         config = config or Config.from_env()
         self.path = os.fspath(path)
-        with explaining(self.path):
-            checkpoint = _core.Checkpoint.open(
-                self.path,
-                accept_rewritten=config.accept_rewritten_metadata,
-                io_timeout_s=config.io_timeout_s,
-            )
-        if checkpoint.is_of_byte_checkpoint:
+        opened = open_checkpoint(self.path, config, kind=_core.Checkpoint)
+        if opened.stored.is_of_byte_checkpoint:
             raise UnsupportedError(f"load({self.path}): {REFERENCE}", self.path)
-        self.renamed: dict[str, str] = {}
         if spec is not None:
-            checkpoint, self.renamed = view_of(checkpoint, spec, _core)
+            opened = viewed(opened.stored, spec)
+        checkpoint, self.renamed = opened.wanted, opened.new_names
         self.user_metadata: Any = parsed_user_metadata(checkpoint.user_metadata, self.path)
         self.layouts = parsed_layouts(description_in(self.user_metadata, self.path).get(LAYOUTS))
         tree_paths = checkpoint.planner_data

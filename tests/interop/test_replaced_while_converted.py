@@ -13,7 +13,7 @@ import torch.distributed as dist
 from support.ranks import run_ranks
 
 from bytecheckpoint import LoadSpec, load_state_dict
-from bytecheckpoint.convert import conversion, convert
+from bytecheckpoint.convert import convert, destination
 from bytecheckpoint.errors import CheckpointChangedError, ConfigError
 from bytecheckpoint.load_spec.transform import Tensors, Transform
 from bytecheckpoint.transforms import Slice
@@ -24,13 +24,13 @@ KINDS = ("bcp", "dcp", "safetensors", "torch")
 
 def replacing(monkeypatch: pytest.MonkeyPatch, replace: Callable[[], None]) -> None:
     """Makes ``replace`` run when a conversion has made its plan, and before a worker opens the source."""
-    real = conversion.run_pieces
+    real = destination.run_pieces
 
     def late(*args: Any, **kwargs: Any) -> None:
         replace()
         real(*args, **kwargs)
 
-    monkeypatch.setattr(conversion, "run_pieces", late)
+    monkeypatch.setattr(destination, "run_pieces", late)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -87,13 +87,13 @@ def stopping(done: int, total: int) -> None:
 
 def late_rank(base: str) -> None:
     if dist.get_rank() == 1:
-        real = conversion.run_pieces
+        real = destination.run_pieces
 
         def late(*args: Any, **kwargs: Any) -> None:
             write("bcp", Path(base, "source"), 2)
             real(*args, **kwargs)
 
-        conversion.run_pieces = late
+        destination.run_pieces = late
     with pytest.raises(CheckpointChangedError):
         convert(f"{base}/source", f"{base}/out", process_group=dist.group.WORLD, shard_size="400KB")
 

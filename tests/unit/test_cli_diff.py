@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from support.cli_runs import as_json, run, save, state, stock
 from unit.dcp_by_hand import cut, save_by_hand
 
-from bytecheckpoint.cli import reading
+from bytecheckpoint.contents import values
 
 
 def differences(a: str, b: str, *options: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -28,7 +28,7 @@ def test_equal(tmp_path: Path) -> None:
 
 
 def test_shards_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading.pieces, "__defaults__", (1000,))
+    monkeypatch.setattr(values.pieces, "__defaults__", (1000,))
     value = {"t": torch.randn(400, 300, generator=torch.Generator().manual_seed(1))}
     a = save(tmp_path / "a", value)
     save_by_hand(cut(value, 3), tmp_path / "b")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from support.cli_runs import HOSTILE, as_json, run, save, state, stock
 
-from bytecheckpoint.cli import reading
+from bytecheckpoint.contents import values as contents_values
 
 
 class Harmful:
@@ -23,7 +23,7 @@ class Harmful:
 @pytest.mark.parametrize("by_stock", [False, True])
 def test_statistics(tmp_path: Path, by_stock: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics of tensors that are read in many pieces are exact where they can be."""
-    monkeypatch.setattr(reading.pieces, "__defaults__", (50,))
+    monkeypatch.setattr(contents_values.pieces, "__defaults__", (50,))
     generator = torch.Generator().manual_seed(3)
     values = {
         "floats": torch.randn(20, 30, generator=generator),

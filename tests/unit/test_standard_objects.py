@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
 from bytecheckpoint._core import is_standard, load_standard
-from bytecheckpoint.dcp.plain_data import plain_record
+from bytecheckpoint.contents.safe_objects import plain_record
 
 PROTOCOLS = (2, 3, 4, 5)
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.opening import open_checkpoint, viewed
+from bytecheckpoint.contents.wrong_path import explaining
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.parts import inspect_step
@@ -195,7 +195,7 @@ def open_contents(
                 raise
         return tuple(_part(directory, component, rank, config, with_chunks, kind) for rank in ranks)
 
-    folder_at(path).use(config, sys.modules[kind.__module__])
+    folder_at(path).use(config, sys.modules[kind.__module__])  # of the parts, too
     with explaining(path):
         try:
             parts = parts_of(path, "")
@@ -208,7 +208,7 @@ def open_contents(
         return Contents(path, parts)
     if len(parts) > 1:
         raise ConfigError(f"{path} has several parts: pass the path of one, to say what to take of it")
-    checkpoint, _ = view_of(parts[0].checkpoint, spec, sys.modules[kind.__module__])
+    checkpoint: Any = viewed(parts[0].checkpoint, spec).wanted
     items = _items(checkpoint, parts[0].component, parts[0].rank, with_chunks)
     return Contents(path, (dataclasses.replace(parts[0], checkpoint=checkpoint, items=items),))
 
@@ -230,7 +230,7 @@ def _ranks_in(path: str) -> list[int]:
 
 
 def _part(path: str, component: str, rank: int | None, config: Config, with_chunks: bool, kind: Any) -> Part:
-    checkpoint = kind.open(path, rank=rank, accept_rewritten=config.accept_rewritten_metadata)
+    checkpoint = open_checkpoint(path, config, kind=kind, rank=rank, folder=folder_at(path), explain=False).stored
     return Part(path, component, rank, checkpoint, _items(checkpoint, component, rank, with_chunks))
 
 

@@ -12,10 +12,10 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
-from bytecheckpoint.cli.contents import Chunk, Contents, Item, Part, open_contents
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp.plain_data import load_plain_data, plain_object
+from bytecheckpoint.contents.contents import Chunk, Contents, Item, Part, open_contents
+from bytecheckpoint.contents.safe_objects import load_plain_data, plain_object
 from bytecheckpoint.errors import ShapeMismatchError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.native import _C
