@@ -16,7 +16,7 @@
 #include "csrc/bridge/tensor_memories.h"
 #include "csrc/bridge/torch_tensor.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/load_job.h"
+#include "csrc/engine/load/load_job.h"
 #include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::bindings {

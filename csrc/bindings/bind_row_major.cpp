@@ -6,7 +6,7 @@
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/row_major_reader.h"
+#include "csrc/engine/load/row_major_reader.h"
 
 namespace bytecheckpoint::bindings {
 namespace {

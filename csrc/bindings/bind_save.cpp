@@ -9,7 +9,7 @@
 #include "csrc/bridge/torch_tensor.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/bridge/write_plan.h"
-#include "csrc/engine/save_job.h"
+#include "csrc/engine/save/save_job.h"
 #include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::bindings {

@@ -10,8 +10,8 @@
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/py_load_job.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/shared_memory.h"
-#include "csrc/engine/shared_run.h"
+#include "csrc/engine/load/shared_memory.h"
+#include "csrc/engine/load/shared_run.h"
 #include "csrc/io/file_system.h"
 
 namespace bytecheckpoint::bindings {

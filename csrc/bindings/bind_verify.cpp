@@ -8,7 +8,7 @@
 
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/verify_job.h"
+#include "csrc/engine/check/verify_job.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
