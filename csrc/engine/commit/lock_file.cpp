@@ -129,13 +129,13 @@ void LockFile::track() {
 
 base::Result<LockFile> LockFile::create(const std::string& path) {
   LockFile made;
-  BCP_ASSIGN_OR_RETURN(made.file_, io::File::create(path, /*direct=*/false));
+  BCP_ASSIGN_OR_RETURN(made.file_, io::DiskFile::create(path, /*direct=*/false));
   return lock(std::move(made));
 }
 
 base::Result<LockFile> LockFile::create(std::shared_ptr<const io::OpenDirectory> in, const std::string& name) {
   LockFile made;
-  BCP_ASSIGN_OR_RETURN(made.file_, io::File::create(*in, name));
+  BCP_ASSIGN_OR_RETURN(made.file_, io::DiskFile::create(*in, name));
   made.name_ = name;
   made.directory_ = std::move(in);
   return lock(std::move(made));

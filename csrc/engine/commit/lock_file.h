@@ -7,7 +7,7 @@
 #include <string>
 
 #include "csrc/base/status.h"
-#include "csrc/io/file.h"
+#include "csrc/io/disk_file.h"
 #include "csrc/io/open_directory.h"
 
 namespace bytecheckpoint::engine {
@@ -51,7 +51,7 @@ class LockFile {
   /// wants to remove anything must create a tmp of its own and call `probe`.
   static base::Result<bool> is_seen_held(const std::string& path);
 
-  io::File& file() { return file_; }
+  io::DiskFile& file() { return file_; }
   /// Whether nobody has removed its name.
   bool has_name();
   /// Removes the name, then the lock.
@@ -65,7 +65,7 @@ class LockFile {
   /// Whether this process has created the file. In a forked child it also drops the child's copy, and returns false.
   bool is_ours();
 
-  io::File file_;
+  io::DiskFile file_;
   std::string name_;                                    // the name in directory_
   std::shared_ptr<const io::OpenDirectory> directory_;  // null: file_ has a path
   int tracked_ = -1;

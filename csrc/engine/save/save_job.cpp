@@ -112,7 +112,8 @@ base::Status SaveJob::create_image() {
   if (images_.size() > 1) return base::Status::ok();
   FileImage* const first = images_.back().get();
   BCP_RETURN_IF_ERROR(deadline_.run("fallocate", options_.directory, [this, first] {
-    if (!first->file().is_object() && !first->file().is_direct() && io::is_in_user_space(first->file().fd())) {
+    const io::DiskFile* const file = first->file().on_disk();
+    if (file != nullptr && !file->is_direct() && io::is_in_user_space(file->fd())) {
       enough_bytes_ = std::max(kEnoughBytes, options_.expected_bytes / kFilesAtOnce);
     }
     return options_.one_file_a_record || enough_bytes_ > 0 ? io::check_room(options_.directory, options_.expected_bytes)
