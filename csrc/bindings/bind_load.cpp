@@ -17,6 +17,7 @@
 #include "csrc/bridge/torch_tensor.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/load/load_job.h"
+#include "csrc/engine/load/wanted_box.h"
 #include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::bindings {

@@ -12,6 +12,7 @@
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/load/shared_memory.h"
 #include "csrc/engine/load/shared_run.h"
+#include "csrc/engine/load/wanted_box.h"
 #include "csrc/io/file_system.h"
 
 namespace bytecheckpoint::bindings {
