@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_builtin.h"
+#include "csrc/bindings/bind.h"
 
 #include "csrc/bridge/buffer_view.h"
 #include "csrc/bridge/errors.h"

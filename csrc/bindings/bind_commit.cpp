@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/dcp_objects.h"
 #include "csrc/bridge/gaps.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bindings/py_load_job.h"
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/dtensor_pieces.h"

@@ -2,7 +2,7 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
-#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/gil_yield.h"
 #include "csrc/bridge/tensor_memories.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bindings/py_load_job.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/load/shared_memory.h"
