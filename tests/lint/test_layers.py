@@ -149,6 +149,13 @@ def test_includes_point_down() -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_the_map_has_every_folder_and_what_it_may_include() -> None:
+    rows = re.findall(r"^\| `(\w+)/(\w*)/?` \| .+ \| (.*)\|$", (ROOT / "csrc/README.md").read_text(), re.MULTILINE)
+    assert {layer for layer, folder, _ in rows if not folder} >= MAY_INCLUDE.keys()
+    of_map = {(layer, folder): set(re.findall(r"\w+", included)) for layer, folder, included in rows if folder}
+    assert of_map == {(layer, folder): may for layer, inner in SUBFOLDERS.items() for folder, may in inner.items()}
+
+
 def test_every_source_file_begins_with_its_licence() -> None:
     files = [path for folder in SOURCE_FOLDERS for path in files_under(folder)]
     faults = [
