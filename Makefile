@@ -92,7 +92,7 @@ tidy: $(VENV)/.built $(VENV)/.test  ## clang-tidy over csrc
 	mkdir -p build/tidy
 	for layer in $(filter-out csrc/README.md,$(wildcard csrc/*)); do \
 	  unit=build/tidy/$$(basename $$layer).cpp; \
-	  printf '#include "%s"\n' $$layer/*.cpp > $$unit; \
+	  printf '#include "%s"\n' $$(find $$layer -name '*.cpp' | sort) > $$unit; \
 	  echo $$unit; \
 	done | xargs -P $(JOBS) -I {} $(BIN)/clang-tidy --quiet {} -- -std=c++20 -I. -D_GNU_SOURCE \
 	  $$($(BIN)/python -c "import pathlib, sysconfig, torch; \

@@ -196,7 +196,8 @@ def unit(name: str, sources: Iterable[str]) -> str:
 
 
 def layer(name: str) -> str:
-    sources = sorted(f"{name}/{path.stem}" for path in (ROOT / "csrc" / name).glob("*.cpp"))
+    csrc = ROOT / "csrc"
+    sources = sorted(str(path.relative_to(csrc).with_suffix("")) for path in (csrc / name).rglob("*.cpp"))
     return unit(name, [source for source in sources if f"csrc/{source}.cpp" != NO_DEVICE_SOURCE])
 
 

@@ -94,7 +94,7 @@ class Lease:
     def checksums(self) -> bytes: ...
     def shareable_pages(self, num_bytes: int) -> Pages: ...
 
-# A copy of a state dict in host memory. Call fill, wait and checksum in this order. See csrc/bindings/staged_tree.h.
+# A copy of a state dict in host memory. Call fill, wait and checksum in this order. See csrc/bridge/staged_tree.h.
 class StagedTree:
     def __init__(
         self,
@@ -126,7 +126,7 @@ class CopiesOfState:
     @property
     def has_checksums(self) -> bool: ...
 
-# What one rank holds of a state dict: its values and its inventory. See csrc/bindings/local_state.h.
+# What one rank holds of a state dict: its values and its inventory. See csrc/bridge/local_state.h.
 class LocalState:
     def __init__(
         self,
@@ -145,7 +145,7 @@ class LocalState:
     def num_items(self) -> int: ...
     def items(self) -> list[WriteItem]: ...
 
-# What one rank writes. See csrc/bindings/write_plan.h.
+# What one rank writes. See csrc/bridge/write_plan.h.
 class WritePlan:
     def __init__(self, items: Iterable[WriteItem]) -> None: ...
     @staticmethod
@@ -166,7 +166,7 @@ class WritePlan:
     def items(self) -> list[WriteItem]: ...
     def batches(self, limit_bytes: int) -> list[tuple[int, int]]: ...
 
-# One rank's part of a save: takes records, writes durable data files. See csrc/engine/save_job.h.
+# One rank's part of a save: takes records, writes durable data files. See csrc/engine/save/save_job.h.
 class Trace:
     def __init__(self, *, join_ns: int, spans_of_lane: int, header: str) -> None: ...
     def add(self, phase: str, begin_ns: int, end_ns: int, num_bytes: int = ..., lane: str = ...) -> None: ...
@@ -220,7 +220,7 @@ class SaveJob:
     def bytes_done(self) -> int: ...
     def stats(self) -> dict[str, Any]: ...
 
-# See csrc/bindings/read_plan.h.
+# See csrc/bridge/read_plan.h.
 class ReadPlan:
     def __init__(self, checkpoint: Checkpoint, items: Iterable[ReadItem]) -> None: ...
     @staticmethod
@@ -250,7 +250,7 @@ class ReadPlan:
     def object_fqn(self, position: int) -> str: ...
     def items(self) -> list[ReadItem]: ...
 
-# One rank's part of a load: stored boxes into memory of tensors. See csrc/engine/load_job.h.
+# One rank's part of a load: stored boxes into memory of tensors. See csrc/engine/load/load_job.h.
 class LoadJob:
     def __init__(
         self,
@@ -298,14 +298,14 @@ class SharePlan:
     def bytes_distinct(self) -> int: ...
     def units(self, rank: int) -> list[tuple[int, int, list[int]]]: ...
 
-# The memory through which ranks of one machine give one another what they read. See csrc/engine/shared_memory.h.
+# The memory through which ranks of one machine give one another what they read. See csrc/engine/load/shared_memory.h.
 class SharedMemory:
     def __init__(self, job: LoadJob) -> None: ...
     @property
     def address(self) -> tuple[int, int, int, int, int]: ...
     def open(self, rank: int, address: tuple[int, int, int, int, int]) -> None: ...
 
-# One rank's part of a load that several ranks read together. See csrc/engine/shared_run.h.
+# One rank's part of a load that several ranks read together. See csrc/engine/load/shared_run.h.
 class SharedRun:
     def __init__(self, job: LoadJob, plan: SharePlan, rank: int, memory: SharedMemory | None) -> None: ...
     @property
@@ -323,7 +323,7 @@ class SharedRun:
 
 def directory_id(path: str, io_timeout_s: float) -> tuple[int, int] | None: ...
 
-# The coordinator's part of a save: the right to commit, and the commit. See csrc/engine/commit.h.
+# The coordinator's part of a save: the right to commit, and the commit. See csrc/engine/commit/commit.h.
 class Commit:
     def __init__(
         self,

@@ -56,7 +56,7 @@ class Checkpoint:
     def is_view_of(self, stored: Checkpoint) -> bool: ...
 
 # A tensor that is put together from stored ones, and the builder of a checkpoint with such tensors and other names. See
-# csrc/engine/checkpoint_view.h.
+# csrc/engine/load/checkpoint_view.h.
 class ViewTensor:
     @property
     def shape(self) -> list[int]: ...
@@ -80,7 +80,7 @@ class ViewBuilder:
     def keep(self, names: Sequence[tuple[str, str]]) -> None: ...
     def finish(self) -> Checkpoint: ...
 
-# Elements of tensors in row-major order, from whatever chunks have them; see csrc/engine/row_major_reader.h.
+# Elements of tensors in row-major order, from whatever chunks have them; see csrc/engine/load/row_major_reader.h.
 class RowMajorReader:
     def __init__(
         self,

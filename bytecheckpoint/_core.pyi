@@ -60,7 +60,8 @@ class Directory:
     ) -> tuple[int, list[str], str]: ...
     def remove_empty(self, name: str) -> None: ...
 
-# The right to remove what a checkpoint directory holds; the same right that a save takes. See csrc/engine/removal.h.
+# The right to remove what a checkpoint directory holds; the same right that a save takes. See
+# csrc/engine/commit/removal.h.
 class Removal:
     def __init__(self, directory: Directory) -> None: ...
     @property
@@ -77,7 +78,7 @@ class UploadParts:
     def __next__(self) -> PartBuffer: ...
     def fail(self, sys_errno: int, message: str) -> None: ...
 
-# Checkpoints written from another one; see csrc/engine/copy_shard.h.
+# Checkpoints written from another one; see csrc/engine/export/copy_shard.h.
 _Shard = tuple[Sequence[tuple[str, str, int, int]], Sequence[str]]
 
 def copy_shard(
@@ -108,7 +109,7 @@ def assemble_copy(
     user_metadata: str,
 ) -> Checkpoint: ...
 
-# Files of other formats, written from a checkpoint; see csrc/engine/export_file.h.
+# Files of other formats, written from a checkpoint; see csrc/engine/export/export_file.h.
 def export_file(
     checkpoint: Checkpoint,
     *,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_builtin.h"
+#include "csrc/bindings/bind.h"
 
 #include "csrc/bridge/buffer_view.h"
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/standard_values.h"
 #include "csrc/bridge/tree_caster.h"
-#include "csrc/format/builtin_archive.h"
-#include "csrc/format/pickle_memo.h"
-#include "csrc/format/standard_pickle.h"
+#include "csrc/format/pickle/pickle_memo.h"
+#include "csrc/format/torch/builtin_archive.h"
+#include "csrc/format/torch/standard_pickle.h"
 
 namespace bytecheckpoint::bindings {
 namespace {

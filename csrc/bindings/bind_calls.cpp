@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_calls.h"
+#include "csrc/bindings/bind.h"
 
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_checkpoint.h"
+#include "csrc/bindings/bind.h"
 
 #include <pybind11/stl.h>
 
@@ -10,14 +10,14 @@
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/tree_caster.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/check_files.h"
 #include "csrc/engine/coverage.h"
-#include "csrc/engine/describe_view.h"
-#include "csrc/engine/planned_files.h"
-#include "csrc/engine/source_file.h"
+#include "csrc/engine/load/describe_view.h"
+#include "csrc/engine/open/check_files.h"
+#include "csrc/engine/open/planned_files.h"
+#include "csrc/engine/open/source_file.h"
 #include "csrc/format/data_file.h"
-#include "csrc/format/disk_usage.h"
-#include "csrc/format/metadata_file.h"
+#include "csrc/format/manifest/disk_usage.h"
+#include "csrc/format/manifest/metadata_file.h"
 #include "csrc/io/file.h"
 
 namespace bytecheckpoint::bindings {

@@ -5,17 +5,17 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/dcp_objects.h"
 #include "csrc/bridge/gaps.h"
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/tree_caster.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/assemble.h"
-#include "csrc/engine/commit.h"
+#include "csrc/engine/commit/assemble.h"
+#include "csrc/engine/commit/commit.h"
 #include "csrc/engine/random_id.h"
-#include "csrc/format/metadata_file.h"
+#include "csrc/format/manifest/metadata_file.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/io_deadline.h"
 #include "csrc/staging/slot_ring.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_copy.h"
+#include "csrc/bindings/bind.h"
 
 #include <pybind11/stl.h>
 
@@ -7,8 +7,8 @@
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/tree_caster.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/assemble.h"
-#include "csrc/engine/copy_shard.h"
+#include "csrc/engine/commit/assemble.h"
+#include "csrc/engine/export/copy_shard.h"
 #include "csrc/engine/random_id.h"
 
 namespace bytecheckpoint::bindings {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_export.h"
+#include "csrc/bindings/bind.h"
 
 #include <pybind11/stl.h>
 
 #include "csrc/bridge/callbacks.h"
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/export_file.h"
-#include "csrc/format/safetensors.h"
-#include "csrc/format/torch_file_layout.h"
+#include "csrc/engine/export/export_file.h"
+#include "csrc/format/safetensors/safetensors.h"
+#include "csrc/format/torch/torch_file_layout.h"
 
 namespace bytecheckpoint::bindings {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bindings/py_load_job.h"
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/dtensor_pieces.h"
@@ -16,7 +16,8 @@
 #include "csrc/bridge/tensor_memories.h"
 #include "csrc/bridge/torch_tensor.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/load_job.h"
+#include "csrc/engine/load/load_job.h"
+#include "csrc/engine/load/wanted_box.h"
 #include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::bindings {

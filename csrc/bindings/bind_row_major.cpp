@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_row_major.h"
+#include "csrc/bindings/bind.h"
 
 #include <pybind11/stl.h>
 
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/row_major_reader.h"
+#include "csrc/engine/load/row_major_reader.h"
 
 namespace bytecheckpoint::bindings {
 namespace {

@@ -2,14 +2,14 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
-#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/gil_yield.h"
 #include "csrc/bridge/tensor_memories.h"
 #include "csrc/bridge/torch_tensor.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/bridge/write_plan.h"
-#include "csrc/engine/save_job.h"
+#include "csrc/engine/save/save_job.h"
 #include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::bindings {

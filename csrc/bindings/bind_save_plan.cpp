@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/chosen_keys.h"
 #include "csrc/bridge/copies_of_state.h"

@@ -7,11 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bindings/py_load_job.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/shared_memory.h"
-#include "csrc/engine/shared_run.h"
+#include "csrc/engine/load/shared_memory.h"
+#include "csrc/engine/load/shared_run.h"
+#include "csrc/engine/load/wanted_box.h"
 #include "csrc/io/file_system.h"
 
 namespace bytecheckpoint::bindings {

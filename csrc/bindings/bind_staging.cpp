@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bridge/staged_tree.h"
 #include "csrc/bridge/tensor_parts.h"
 #include "csrc/bridge/unlocked.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_steps.h"
+#include "csrc/bindings/bind.h"
 
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
@@ -11,9 +11,9 @@
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/inspect_folder.h"
-#include "csrc/engine/removal.h"
-#include "csrc/engine/unreferenced.h"
+#include "csrc/engine/check/inspect_folder.h"
+#include "csrc/engine/check/unreferenced.h"
+#include "csrc/engine/commit/removal.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file_system.h"
 #include "csrc/io/io_deadline.h"

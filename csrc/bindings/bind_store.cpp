@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_store.h"
+#include "csrc/bindings/bind.h"
 
 #include "csrc/bridge/python_store.h"
 #include "csrc/bridge/unlocked.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_trace.h"
+#include "csrc/bindings/bind.h"
 
 #include <pybind11/stl.h>
 

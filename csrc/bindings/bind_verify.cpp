@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_verify.h"
+#include "csrc/bindings/bind.h"
 
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
@@ -8,7 +8,7 @@
 
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/verify_job.h"
+#include "csrc/engine/check/verify_job.h"
 
 namespace bytecheckpoint::bindings {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bindings/bind_view.h"
+#include "csrc/bindings/bind.h"
 
 #include <pybind11/stl.h>
 
@@ -7,7 +7,7 @@
 #include "csrc/bridge/dims_caster.h"
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/checkpoint_view.h"
+#include "csrc/engine/load/checkpoint_view.h"
 
 namespace bytecheckpoint::bindings {
 namespace {

@@ -5,17 +5,7 @@
 #include <algorithm>
 
 #include "csrc/base/bytes.h"
-#include "csrc/bindings/bind_builtin.h"
-#include "csrc/bindings/bind_calls.h"
-#include "csrc/bindings/bind_checkpoint.h"
-#include "csrc/bindings/bind_copy.h"
-#include "csrc/bindings/bind_export.h"
-#include "csrc/bindings/bind_row_major.h"
-#include "csrc/bindings/bind_steps.h"
-#include "csrc/bindings/bind_store.h"
-#include "csrc/bindings/bind_trace.h"
-#include "csrc/bindings/bind_verify.h"
-#include "csrc/bindings/bind_view.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bindings/build_info.h"
 #include "csrc/bridge/dims_caster.h"
 #include "csrc/bridge/errors.h"

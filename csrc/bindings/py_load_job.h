@@ -10,8 +10,8 @@
 
 #include "csrc/bridge/read_plan.h"
 #include "csrc/bridge/tensor_memories.h"
-#include "csrc/engine/load_job.h"
-#include "csrc/engine/tensor_place.h"
+#include "csrc/engine/load/load_job.h"
+#include "csrc/engine/load/tensor_place.h"
 
 namespace bytecheckpoint::bindings {
 

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/pybind11.h>
 
-#include "csrc/bindings/bind_checkpoint.h"
-#include "csrc/bindings/bind_engine.h"
-#include "csrc/bindings/bind_row_major.h"
-#include "csrc/bindings/bind_store.h"
-#include "csrc/bindings/bind_trace.h"
-#include "csrc/bindings/bind_view.h"
+#include "csrc/bindings/bind.h"
 #include "csrc/bindings/build_info.h"
 
 PYBIND11_MODULE(_C, m) {

@@ -5,7 +5,7 @@
 
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/engine/open_any_checkpoint.h"
+#include "csrc/engine/open/open_any_checkpoint.h"
 #include "csrc/io/file.h"
 #include "csrc/io/io_deadline.h"
 

@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "csrc/bridge/drop.h"
-#include "csrc/engine/checkpoint_view.h"
-#include "csrc/engine/manifest_reader.h"
-#include "csrc/engine/open_checkpoint.h"
-#include "csrc/format/manifest.h"
+#include "csrc/engine/load/checkpoint_view.h"
+#include "csrc/engine/open/manifest_reader.h"
+#include "csrc/engine/open/open_checkpoint.h"
+#include "csrc/format/manifest/manifest.h"
 
 namespace bytecheckpoint::bridge {
 

@@ -12,7 +12,7 @@
 #include "csrc/bridge/python_calls.h"
 #include "csrc/bridge/tree_caster.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/format/builtin_archive.h"
+#include "csrc/format/torch/builtin_archive.h"
 #include "csrc/staging/checksum_sample.h"
 
 namespace bytecheckpoint::bridge {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/format/manifest.h"
+#include "csrc/format/manifest/manifest.h"
 
 // Reads and makes the objects of torch.distributed.checkpoint; nothing else in C++ does. Plans and metadata have one or
 // more of them for each tensor, and a hundred thousand of them take a second in Python. All functions need the GIL.

@@ -6,7 +6,7 @@
 
 #include "csrc/base/status.h"
 #include "csrc/engine/coverage.h"
-#include "csrc/format/manifest.h"
+#include "csrc/format/manifest/manifest.h"
 #include "csrc/planner/inventory.h"
 #include "csrc/planner/save_plan.h"
 

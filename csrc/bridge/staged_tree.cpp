@@ -12,7 +12,7 @@
 #include "csrc/bridge/state_values.h"
 #include "csrc/bridge/tensor_parts.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/format/zip_record.h"
+#include "csrc/format/torch/zip_record.h"
 
 namespace bytecheckpoint::bridge {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "csrc/format/standard_pickle.h"
+#include "csrc/format/torch/standard_pickle.h"
 
 namespace bytecheckpoint::bridge {
 

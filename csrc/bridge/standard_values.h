@@ -6,7 +6,7 @@
 #include <optional>
 #include <string_view>
 
-#include "csrc/format/standard_pickle.h"
+#include "csrc/format/torch/standard_pickle.h"
 
 namespace bytecheckpoint::bridge {
 

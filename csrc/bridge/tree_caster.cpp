@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/format/builtin_archive.h"
+#include "csrc/format/torch/builtin_archive.h"
 
 namespace bytecheckpoint::bridge {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "csrc/base/status.h"
-#include "csrc/format/manifest.h"
+#include "csrc/format/manifest/manifest.h"
 #include "csrc/planner/coverage.h"
 
 namespace bytecheckpoint::engine {

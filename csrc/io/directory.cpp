@@ -15,7 +15,7 @@
 
 #include "csrc/base/bytes.h"
 #include "csrc/base/failpoint.h"
-#include "csrc/io/file.h"
+#include "csrc/io/disk_file.h"
 #include "csrc/io/journal.h"
 #include "csrc/io/late_changes.h"
 #include "csrc/io/object_store.h"
@@ -205,7 +205,7 @@ Status rename_new(const std::string& from, const std::string& to) {
 }
 
 Status try_rename_new(const std::string& from, const std::string& to) {
-  base::Result<File> made = File::create(from, /*direct=*/false);
+  base::Result<DiskFile> made = DiskFile::create(from, /*direct=*/false);
   Status renamed = made.status();
   if (renamed.is_ok()) renamed = made.value().close();
   if (renamed.is_ok()) renamed = rename_new(from, to);

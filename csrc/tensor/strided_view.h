@@ -66,6 +66,8 @@ class BoxRuns {
   /// The bytes of the chunk from the first to behind the last run; empty for a box without elements.
   int64_t begin() const { return begin_; }
   int64_t end() const { return num_runs_ == 0 ? begin_ : chunk_offset(num_runs_ - 1) + run_bytes_; }
+  /// Whether nothing lies between the runs in the chunk.
+  bool lie_together() const { return num_runs_ * run_bytes_ == end() - begin_; }
 
   /// Returns the byte offset in the chunk at which a run starts. It ascends with `run`.
   int64_t chunk_offset(int64_t run) const;

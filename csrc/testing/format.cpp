@@ -5,9 +5,9 @@
 #include "csrc/bridge/dims_caster.h"
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/tree_caster.h"
-#include "csrc/format/pickle_writer.h"
-#include "csrc/format/torch_archive.h"
-#include "csrc/format/zip_record.h"
+#include "csrc/format/pickle/pickle_writer.h"
+#include "csrc/format/torch/torch_archive.h"
+#include "csrc/format/torch/zip_record.h"
 #include "csrc/planner/load_plan.h"
 #include "csrc/testing/bindings.h"
 

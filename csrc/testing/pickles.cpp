@@ -8,8 +8,8 @@
 
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/recursion_guard.h"
-#include "csrc/format/pickle_reader.h"
-#include "csrc/format/pickle_tree.h"
+#include "csrc/format/pickle/pickle_reader.h"
+#include "csrc/format/pickle/pickle_tree.h"
 
 namespace bytecheckpoint::testing {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "csrc/base/bytes.h"
-#include "csrc/format/zip_record.h"
+#include "csrc/format/torch/zip_record.h"
 
 namespace bytecheckpoint::testing {
 namespace {

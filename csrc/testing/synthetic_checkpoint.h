@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "csrc/base/status.h"
-#include "csrc/format/manifest.h"
-#include "csrc/format/write_result.h"
+#include "csrc/format/manifest/manifest.h"
+#include "csrc/format/manifest/write_result.h"
 
 namespace bytecheckpoint::testing {
 

@@ -26,7 +26,9 @@ CPPFLAGS_ALL := -I. -D_GNU_SOURCE -DBCP_FAILPOINTS -DBCP_TEST_DATA='"$(CURDIR)/t
 CXXFLAGS_ALL := -std=c++17 -g -fno-var-tracking -Wall -Wextra -Werror -pthread $(FLAGS_$(VARIANT)) $(CXXFLAGS)
 
 LAYERS := base tensor format planner io staging engine
-SOURCES := $(sort $(foreach layer,$(LAYERS),$(wildcard csrc/$(layer)/*.cpp)))
+# A layer may have subfolders, of one level (tests/lint/test_layers.py).
+sources_of = $(sort $(wildcard csrc/$(1)/*.cpp csrc/$(1)/*/*.cpp))
+SOURCES := $(sort $(foreach layer,$(LAYERS),$(call sources_of,$(layer))))
 # One source a layer that includes all of it takes a quarter of the time, and hides an include that is missing: the other
 # variants compile each by itself.
 UNITS_tsan := $(LAYERS:%=$(OUT)/units/%.cpp)
@@ -65,7 +67,7 @@ $(OUT)/run_tests: $(OBJECTS)
 
 $(UNITS_$(VARIANT)): $(OUT)/units/%.cpp: tests/cpp/build.mk
 	@mkdir -p $(@D)
-	printf '#include "%s"\n' $(sort $(wildcard csrc/$*/*.cpp)) > $@
+	printf '#include "%s"\n' $(call sources_of,$*) > $@
 
 $(UNITS_$(VARIANT):.cpp=.o): %.o: %.cpp | doctest_is_there
 	$(CXX) $(CPPFLAGS_ALL) $(CXXFLAGS_ALL) $(OPTIMIZE_$(VARIANT)) -c $< -o $@

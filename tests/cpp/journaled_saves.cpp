@@ -4,8 +4,8 @@
 #include <map>
 #include <utility>
 
-#include "csrc/engine/load_job.h"
-#include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/load/load_job.h"
+#include "csrc/engine/open/open_checkpoint.h"
 #include "csrc/io/directory.h"
 #include "tests/cpp/aligned_bytes.h"
 #include "tests/cpp/saved_checkpoint.h"

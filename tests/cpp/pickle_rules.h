@@ -4,7 +4,7 @@
 #include <optional>
 #include <string_view>
 
-#include "csrc/format/pickle_tree.h"
+#include "csrc/format/pickle/pickle_tree.h"
 
 /// Small rules for reading pickles, for tests of the machine itself.
 namespace bytecheckpoint::test {

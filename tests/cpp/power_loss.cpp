@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "csrc/base/bytes.h"
-#include "csrc/engine/open_checkpoint.h"
-#include "csrc/engine/verify_job.h"
+#include "csrc/engine/check/verify_job.h"
+#include "csrc/engine/open/open_checkpoint.h"
 #include "csrc/io/directory.h"
 #include "tests/cpp/expect.h"
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/format/manifest.h"
+#include "csrc/format/manifest/manifest.h"
 #include "tests/cpp/random_box.h"
 
 namespace bytecheckpoint::test {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "csrc/format/data_file.h"
-#include "csrc/format/manifest.h"
+#include "csrc/format/manifest/manifest.h"
 #include "tests/cpp/make_tree.h"
 
 namespace bytecheckpoint::test {

@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/engine/assemble.h"
-#include "csrc/engine/commit.h"
-#include "csrc/engine/save_job.h"
-#include "csrc/format/metadata_file.h"
+#include "csrc/engine/commit/assemble.h"
+#include "csrc/engine/commit/commit.h"
+#include "csrc/engine/save/save_job.h"
+#include "csrc/format/manifest/metadata_file.h"
 #include "tests/cpp/expect.h"
 
 namespace bytecheckpoint::test {

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/engine/load_job.h"
-#include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/load/load_job.h"
+#include "csrc/engine/open/open_checkpoint.h"
 #include "tests/cpp/aligned_bytes.h"
 #include "tests/cpp/random_box.h"
 #include "tests/cpp/saved_checkpoint.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/assemble.h"
+#include "csrc/engine/commit/assemble.h"
 
 #include <algorithm>
 #include <map>

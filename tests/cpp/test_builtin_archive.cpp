@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/builtin_archive.h"
+#include "csrc/format/torch/builtin_archive.h"
 
 #include <limits>
 #include <string>
@@ -7,9 +7,9 @@
 
 #include "csrc/base/crc32.h"
 #include "csrc/base/utf8.h"
-#include "csrc/format/archive_reader.h"
-#include "csrc/format/pickle_writer.h"
-#include "csrc/format/zip_directory.h"
+#include "csrc/format/archive/archive_reader.h"
+#include "csrc/format/archive/zip_directory.h"
+#include "csrc/format/pickle/pickle_writer.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/mutate.h"
 #include "tests/cpp/pickle_parts.h"

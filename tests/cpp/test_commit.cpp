@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/commit.h"
+#include "csrc/engine/commit/commit.h"
 
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/open/open_checkpoint.h"
 #include "tests/cpp/saved_checkpoint.h"
 #include "tests/cpp/temp_dir.h"
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/copy_shard.h"
+#include "csrc/engine/export/copy_shard.h"
 
 #include <string>
 #include <vector>
 
 #include "csrc/base/crc32.h"
-#include "csrc/engine/assemble.h"
-#include "csrc/engine/open_safetensors.h"
-#include "csrc/format/torch_archive.h"
+#include "csrc/engine/commit/assemble.h"
+#include "csrc/engine/open/open_safetensors.h"
+#include "csrc/format/torch/torch_archive.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/temp_dir.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/dequantization.h"
+#include "csrc/engine/load/dequantization.h"
 
 #include <cstring>
 #include <string>
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "csrc/base/bytes.h"
-#include "csrc/engine/load_job.h"
-#include "csrc/engine/open_safetensors.h"
+#include "csrc/engine/load/load_job.h"
+#include "csrc/engine/open/open_safetensors.h"
 #include "csrc/tensor/small_floats.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/random_box.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/disk_usage.h"
+#include "csrc/format/manifest/disk_usage.h"
 
 #include <string>
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/export_file.h"
+#include "csrc/engine/export/export_file.h"
 
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "csrc/base/crc32.h"
-#include "csrc/engine/open_safetensors.h"
+#include "csrc/engine/open/open_safetensors.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/temp_dir.h"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/io/file.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -93,39 +91,6 @@ TEST_CASE("file: a direct file takes unaligned buffers, offsets and lengths in a
   std::string back(33333, '\0');
   EXPECT_OK(reading.read_at(back.data(), 33333, 7, 33333));
   CHECK((back == content.substr(7, 33333)));
-}
-
-TEST_CASE("file: bytes that are written past the cache are read, wherever they lie in memory") {
-  for (const int64_t size : {0, 1, 4096, 12345, (4 << 20) - 1, 4 << 20, (8 << 20) + 4097}) {
-    for (const size_t shift : {0, 1}) {
-      for (const int64_t offset : {0, 4096, 7}) {
-        CAPTURE(size);
-        CAPTURE(shift);
-        CAPTURE(offset);
-        const TempDir dir;
-        const std::string content = test::patterned(size), in_memory = std::string(shift, 'x') + content;
-        File file = created(dir / "a");
-        EXPECT_OK(file.write_past_cache(std::string_view(in_memory).substr(shift), offset));
-        // The file may be written in other ways afterwards.
-        EXPECT_OK(file.write_at("end", 3, offset + size));
-        CHECK((test::read_all(dir / "a") == std::string(static_cast<size_t>(offset), '\0') + content + "end"));
-      }
-    }
-  }
-}
-
-TEST_CASE("file: bytes that are written past the cache and find no room are refused with what is missing") {
-  const TempDir dir;
-  File file = created(dir / "a");
-  const std::string content = test::patterned(6 << 20);
-  Status status = Status::ok();
-  {
-    const test::FileSizeLimit limit(5 << 20);  // not while doctest writes, maybe to a file
-    status = file.write_past_cache(content, 0);
-  }
-  CHECK(status.sys_errno() == EFBIG);
-  CHECK(status.message().find("pwrite(" + (dir / "a") + ", offset=5242880, 1048576 bytes)") == 0);
-  CHECK((test::read_all(dir / "a") == content.substr(0, 5 << 20)));
 }
 
 TEST_CASE("file: pieces of memory go to the file one behind another, whatever their alignment") {
@@ -230,32 +195,6 @@ TEST_CASE("file: reserving asks for space and keeps the size") {
   EXPECT_OK(file.write_at("abc", 3, 0));
   EXPECT_OK(file.truncate(3));
   CHECK(test::read_all(dir / "a") == "abc");
-}
-
-TEST_CASE("file: moved, the descriptor has one owner; closed, it is gone") {
-  const TempDir dir;
-  File first = created(dir / "a");
-  const int fd = first.fd();
-  File second = std::move(first);
-  CHECK_FALSE(first.is_open());  // NOLINT: the moved-from state is what is tested
-  CHECK(second.fd() == fd);
-  second = created(dir / "b");
-  CHECK(::fcntl(fd, F_GETFD) == -1);
-  EXPECT_OK(second.close());
-  EXPECT_OK(second.close());
-  CHECK_FALSE(second.is_open());
-}
-
-TEST_CASE("file: flushed, it is still open, and keeps its lock") {
-  const TempDir dir;
-  File file = created(dir / "a");
-  REQUIRE(::flock(file.fd(), LOCK_EX) == 0);
-  EXPECT_OK(file.write_at("abc", 3, 0));
-  EXPECT_OK(file.flush());
-  const File other = test::value_of(File::open(dir.path(), "a", false));
-  CHECK(::flock(other.fd(), LOCK_EX | LOCK_NB) == -1);
-  EXPECT_OK(file.write_at("d", 1, 3));
-  CHECK(test::read_all(dir / "a") == "abcd");
 }
 
 TEST_CASE("file: disjoint ranges from many threads") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/file_image.h"
+#include "csrc/engine/save/file_image.h"
 
 #include <cstring>
 #include <memory>
@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/engine/load_job.h"
-#include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/load/load_job.h"
+#include "csrc/engine/open/open_checkpoint.h"
 #include "csrc/staging/merge_pieces.h"
 #include "csrc/staging/staged_bytes.h"
 #include "tests/cpp/aligned_bytes.h"

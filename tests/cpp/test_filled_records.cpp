@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/filled_records.h"
+#include "csrc/engine/save/filled_records.h"
 
 #include <cstring>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "csrc/engine/save_job.h"
+#include "csrc/engine/save/save_job.h"
 #include "csrc/format/data_file.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/random_box.h"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "csrc/base/crc32.h"
-#include "csrc/engine/load_job.h"
-#include "csrc/format/zip_record.h"
+#include "csrc/engine/load/load_job.h"
+#include "csrc/format/torch/zip_record.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/temp_dir.h"
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/foreign_metadata.h"
+#include "csrc/format/dcp/foreign_metadata.h"
 
 #include <string>
 
 #include "csrc/base/utf8.h"
-#include "csrc/format/metadata_file.h"
+#include "csrc/format/manifest/metadata_file.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/make_tree.h"
 #include "tests/cpp/mutate.h"

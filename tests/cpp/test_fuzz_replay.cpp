@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "csrc/base/bytes.h"
-#include "csrc/format/builtin_archive.h"
-#include "csrc/format/metadata_file.h"
+#include "csrc/format/manifest/metadata_file.h"
+#include "csrc/format/torch/builtin_archive.h"
 #include "tests/cpp/sample_manifest.h"
 #include "tests/fuzz/targets.h"
 

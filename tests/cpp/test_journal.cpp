@@ -41,7 +41,7 @@ TEST_CASE("journal: has all that is done to a file, in order, with its bytes") {
   struct stat info{};
   const std::vector<FileSystemChange> changes = journal_of([&] {
     File file = test::value_of(File::create(dir / "a", /*direct=*/false));
-    REQUIRE(::fstat(file.fd(), &info) == 0);
+    REQUIRE(::fstat(file.on_disk()->fd(), &info) == 0);
     EXPECT_OK(file.reserve(8192));
     EXPECT_OK(file.write_at("content", 7, 100));
     EXPECT_OK(file.truncate(105));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/lock_file.h"
+#include "csrc/engine/commit/lock_file.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/manifest_reader.h"
+#include "csrc/engine/open/manifest_reader.h"
 
 #include <string>
 
-#include "csrc/format/metadata_file.h"
+#include "csrc/format/manifest/metadata_file.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/sample_manifest.h"
 #include "tests/cpp/temp_dir.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/manifest_view.h"
+#include "csrc/format/manifest/manifest_view.h"
 
 #include <cstring>
 #include <string>

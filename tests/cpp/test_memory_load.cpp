@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/memory_load.h"
+#include "csrc/engine/load/memory_load.h"
 
 #include <cstdint>
 #include <string>

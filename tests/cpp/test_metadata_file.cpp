@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
-#include "csrc/format/metadata_file.h"
+#include "csrc/format/manifest/metadata_file.h"
 
 #include <algorithm>
 #include <string>

@@ -147,6 +147,27 @@ TEST_CASE("object store: what is not finished is not there, and one version is r
   CHECK(file.value().read(0, 3).status().code() == Code::kChanged);
 }
 
+TEST_CASE("object store: what is written cannot be read, nor the other way round; finished, it is closed") {
+  registered();
+  io::File writing = test::value_of(io::File::create(io::join(kUrl, "a"), false));
+  CHECK(writing.on_disk() == nullptr);
+  CHECK(writing.size().status().sys_errno() == EBADF);
+  CHECK(writing.read(0, 1).status().sys_errno() == EBADF);
+  EXPECT_OK(writing.write_at({std::string_view("ab"), std::string_view(), std::string_view("c")}, 0));
+  EXPECT_OK(writing.truncate(3));
+  EXPECT_OK(writing.sync());
+  CHECK_FALSE(writing.is_open());
+  CHECK(writing.write_at("d", 1, 3).sys_errno() == EBADF);
+  EXPECT_OK(writing.close());
+  io::File reading = test::value_of(io::File::open(kUrl, "a", false));
+  CHECK(test::value_of(reading.read(0, 3)) == "abc");
+  CHECK(reading.write_at("d", 1, 3).sys_errno() == EBADF);
+  CHECK(reading.truncate(1).sys_errno() == EBADF);
+  EXPECT_OK(reading.reserve(1));
+  EXPECT_OK(reading.close());
+  CHECK_FALSE(reading.is_open());
+}
+
 TEST_CASE("object store: a store serves the folders below its URL, unless they have one of their own") {
   const auto store = registered();
   const std::string step = io::join(kUrl, "step-1/model");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/open/open_checkpoint.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/open_any_checkpoint.h"
-#include "csrc/engine/open_safetensors.h"
+#include "csrc/engine/open/open_any_checkpoint.h"
+#include "csrc/engine/open/open_safetensors.h"
 
 #include <filesystem>
 #include <string>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/open_torch_file.h"
+#include "csrc/engine/open/open_torch_file.h"
 
 #include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
 
-#include "csrc/engine/load_job.h"
-#include "csrc/engine/open_any_checkpoint.h"
-#include "csrc/engine/verify_job.h"
+#include "csrc/engine/check/verify_job.h"
+#include "csrc/engine/load/load_job.h"
+#include "csrc/engine/open/open_any_checkpoint.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/temp_dir.h"
 #include "tests/cpp/torch_file_parts.h"

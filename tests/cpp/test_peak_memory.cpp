@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/format/builtin_archive.h"
-#include "csrc/format/foreign_metadata.h"
-#include "csrc/format/pickle_tree.h"
-#include "csrc/format/torch_archive.h"
+#include "csrc/format/dcp/foreign_metadata.h"
+#include "csrc/format/pickle/pickle_tree.h"
+#include "csrc/format/torch/builtin_archive.h"
+#include "csrc/format/torch/torch_archive.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/make_tree.h"
 #include "tests/cpp/pickle_parts.h"

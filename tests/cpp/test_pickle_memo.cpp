@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/pickle_memo.h"
+#include "csrc/format/pickle/pickle_memo.h"
 
 #include <string>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/pickle_opcodes.h"
+#include "csrc/format/pickle/pickle_opcodes.h"
 
 #include <doctest/doctest.h>
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/pickle_reader.h"
+#include "csrc/format/pickle/pickle_reader.h"
 
 #include <cmath>
 #include <limits>
 #include <string>
 
 #include "csrc/base/utf8.h"
-#include "csrc/format/pickle_tree.h"
-#include "csrc/format/pickle_writer.h"
+#include "csrc/format/pickle/pickle_tree.h"
+#include "csrc/format/pickle/pickle_writer.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/make_tree.h"
 #include "tests/cpp/mutate.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/pickle_writer.h"
+#include "csrc/format/pickle/pickle_writer.h"
 
 #include <doctest/doctest.h>
 

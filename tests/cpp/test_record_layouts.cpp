@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/record_layouts.h"
+#include "csrc/format/torch/record_layouts.h"
 
 #include "tests/cpp/expect.h"
 #include "tests/cpp/random_box.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/removal.h"
+#include "csrc/engine/commit/removal.h"
 
 #include <unistd.h>
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/row_major_reader.h"
+#include "csrc/engine/load/row_major_reader.h"
 
 #include <string>
 #include <vector>
 
-#include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/open/open_checkpoint.h"
 #include "tests/cpp/aligned_bytes.h"
 #include "tests/cpp/saved_checkpoint.h"
 #include "tests/cpp/temp_dir.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/safetensors.h"
+#include "csrc/format/safetensors/safetensors.h"
 
 #include <string>
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/shared_memory.h"
+#include "csrc/engine/load/shared_memory.h"
 
 #include <thread>
 #include <utility>

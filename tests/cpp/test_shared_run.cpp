@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/shared_run.h"
+#include "csrc/engine/load/shared_run.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/open/open_checkpoint.h"
 #include "tests/cpp/aligned_bytes.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/saved_checkpoint.h"

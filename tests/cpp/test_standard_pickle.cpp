@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/standard_pickle.h"
+#include "csrc/format/torch/standard_pickle.h"
 
 #include <string>
 #include <unordered_map>

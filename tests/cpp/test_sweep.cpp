@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/sweep.h"
+#include "csrc/engine/commit/sweep.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "csrc/engine/lock_file.h"
-#include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/commit/lock_file.h"
+#include "csrc/engine/open/open_checkpoint.h"
 #include "csrc/io/directory.h"
 #include "tests/cpp/saved_checkpoint.h"
 #include "tests/cpp/temp_dir.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/torch_archive.h"
+#include "csrc/format/torch/torch_archive.h"
 
 #include <cstring>
 #include <string>
@@ -8,7 +8,7 @@
 #include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
 #include "csrc/base/utf8.h"
-#include "csrc/format/zip_record.h"
+#include "csrc/format/torch/zip_record.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/mutate.h"
 #include "tests/cpp/pickle_parts.h"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/torch_file.h"
+#include "csrc/format/torch/torch_file.h"
 
 #include <string>
 #include <vector>
 
-#include "csrc/format/builtin_archive.h"
-#include "csrc/format/standard_pickle.h"
+#include "csrc/format/torch/builtin_archive.h"
+#include "csrc/format/torch/standard_pickle.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/mutate.h"
 #include "tests/cpp/rounds.h"

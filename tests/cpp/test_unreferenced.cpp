@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/unreferenced.h"
+#include "csrc/engine/check/unreferenced.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/engine/lock_file.h"
+#include "csrc/engine/commit/lock_file.h"
 #include "tests/cpp/saved_checkpoint.h"
 #include "tests/cpp/temp_dir.h"
 

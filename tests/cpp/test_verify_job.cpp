@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/verify_job.h"
+#include "csrc/engine/check/verify_job.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/open/open_checkpoint.h"
 #include "tests/cpp/aligned_bytes.h"
 #include "tests/cpp/rounds.h"
 #include "tests/cpp/saved_checkpoint.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/write_result.h"
+#include "csrc/format/manifest/write_result.h"
 
 #include <random>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/zip_record.h"
+#include "csrc/format/torch/zip_record.h"
 
 #include <cstring>
 #include <limits>

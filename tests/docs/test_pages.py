@@ -111,7 +111,7 @@ def steps_of(text: str) -> dict[int, tuple[str, list[str]]]:
 
 
 def test_the_commit_protocol_has_the_steps_of_the_header() -> None:
-    header = (ROOT / "csrc/engine/commit.h").read_text(encoding="utf-8")
+    header = (ROOT / "csrc/engine/commit/commit.h").read_text(encoding="utf-8")
     steps = steps_of(header)
     assert [*steps] == [*range(1, 13)]
     assert steps_of((DOCS / "commit_protocol.md").read_text(encoding="utf-8")) == steps

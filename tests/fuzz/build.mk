@@ -25,7 +25,7 @@ CXXFLAGS_ALL := -std=c++17 -g -O1 -fno-omit-frame-pointer -Wall -Wextra -Werror 
 COVERED := -std=c++17 -g -O0 -pthread -fprofile-instr-generate -fcoverage-mapping \
   -DBCP_FUZZ_DATA='"$(CURDIR)/tests/fuzz"' -DBCP_TEST_DATA='"$(CURDIR)/tests/cpp/data"'
 
-SOURCES := $(sort $(foreach layer,base tensor format planner,$(wildcard csrc/$(layer)/*.cpp)))
+SOURCES := $(sort $(foreach layer,base tensor format planner,$(wildcard csrc/$(layer)/*.cpp csrc/$(layer)/*/*.cpp)))
 PROPERTIES := $(sort $(filter-out tests/fuzz/driver.cpp,$(wildcard tests/fuzz/*.cpp)))
 OBJECTS := $(patsubst %.cpp,$(OUT)/%.o,$(SOURCES) $(PROPERTIES))
 DRIVERS := $(patsubst %,$(OUT)/driver_%.o,$(TARGETS))

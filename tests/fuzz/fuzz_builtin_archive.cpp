@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/builtin_archive.h"
+#include "csrc/format/torch/builtin_archive.h"
 
 #include "tests/fuzz/peak_memory.h"
 #include "tests/fuzz/targets.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/foreign_metadata.h"
+#include "csrc/format/dcp/foreign_metadata.h"
 
-#include "csrc/format/compare_metadata.h"
+#include "csrc/format/dcp/compare_metadata.h"
 #include "tests/fuzz/peak_memory.h"
 #include "tests/fuzz/targets.h"
 #include "tests/fuzz/valid_manifest.h"

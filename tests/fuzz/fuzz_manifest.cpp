@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/manifest.h"
+#include "csrc/format/manifest/manifest.h"
 
 #include "tests/fuzz/peak_memory.h"
 #include "tests/fuzz/targets.h"

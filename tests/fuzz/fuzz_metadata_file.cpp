@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/metadata_file.h"
+#include "csrc/format/manifest/metadata_file.h"
 
-#include "csrc/format/compare_metadata.h"
+#include "csrc/format/dcp/compare_metadata.h"
 #include "tests/fuzz/peak_memory.h"
 #include "tests/fuzz/targets.h"
 #include "tests/fuzz/valid_manifest.h"

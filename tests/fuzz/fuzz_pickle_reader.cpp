@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/pickle_reader.h"
+#include "csrc/format/pickle/pickle_reader.h"
 
 #include <cstdlib>
 #include <vector>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/pickle_tree.h"
+#include "csrc/format/pickle/pickle_tree.h"
 
-#include "csrc/format/pickle_writer.h"
+#include "csrc/format/pickle/pickle_writer.h"
 #include "tests/fuzz/peak_memory.h"
 #include "tests/fuzz/targets.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/safetensors.h"
+#include "csrc/format/safetensors/safetensors.h"
 
 #include "csrc/tensor/box.h"
 #include "tests/fuzz/peak_memory.h"

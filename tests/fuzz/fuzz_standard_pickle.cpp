@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/standard_pickle.h"
+#include "csrc/format/torch/standard_pickle.h"
 
 #include <unordered_map>
 
-#include "csrc/format/pickle_tree.h"
+#include "csrc/format/pickle/pickle_tree.h"
 #include "tests/fuzz/peak_memory.h"
 #include "tests/fuzz/targets.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/torch_archive.h"
+#include "csrc/format/torch/torch_archive.h"
 
 #include "tests/fuzz/in_memory.h"
 #include "tests/fuzz/peak_memory.h"

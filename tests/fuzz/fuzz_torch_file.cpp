@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/torch_file.h"
+#include "csrc/format/torch/torch_file.h"
 
-#include "csrc/format/builtin_archive.h"
+#include "csrc/format/torch/builtin_archive.h"
 #include "tests/fuzz/in_memory.h"
 #include "tests/fuzz/peak_memory.h"
 #include "tests/fuzz/targets.h"

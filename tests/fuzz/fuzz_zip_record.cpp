@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/zip_record.h"
+#include "csrc/format/torch/zip_record.h"
 
 #include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
-#include "csrc/format/torch_archive.h"
+#include "csrc/format/torch/torch_archive.h"
 #include "tests/fuzz/in_memory.h"
 #include "tests/fuzz/peak_memory.h"
 #include "tests/fuzz/targets.h"

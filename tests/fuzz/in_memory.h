@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "csrc/format/archive_reader.h"
+#include "csrc/format/archive/archive_reader.h"
 
 namespace bytecheckpoint::fuzz {
 

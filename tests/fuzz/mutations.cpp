@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "csrc/base/crc32.h"
-#include "csrc/format/archive_reader.h"
+#include "csrc/format/archive/archive_reader.h"
+#include "csrc/format/archive/zip_directory.h"
 #include "csrc/format/data_file.h"
-#include "csrc/format/manifest_rows.h"
-#include "csrc/format/metadata_file.h"
-#include "csrc/format/pickle_opcodes.h"
-#include "csrc/format/zip_directory.h"
+#include "csrc/format/manifest/manifest_rows.h"
+#include "csrc/format/manifest/metadata_file.h"
+#include "csrc/format/pickle/pickle_opcodes.h"
 #include "tests/cpp/zip_of.h"
 #include "tests/fuzz/two_parts.h"
 

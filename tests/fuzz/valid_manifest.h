@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/format/manifest.h"
+#include "csrc/format/manifest/manifest.h"
 #include "tests/fuzz/property.h"
 
 namespace bytecheckpoint::fuzz {

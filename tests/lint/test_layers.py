@@ -27,6 +27,26 @@ MAY_INCLUDE = {
     "bindings": {"base", "tensor", "format", "planner", "staging", "io", "engine", "bridge"},
     "testing": {"base", "tensor", "format", "planner", "staging", "io", "engine", "bridge"},
 }
+# What a subfolder of a layer may include of its layer, besides itself and the files of the layer that are in no
+# subfolder. Those files may include no subfolder.
+SUBFOLDERS = {
+    "format": {
+        "archive": set(),
+        "pickle": set(),
+        "manifest": {"pickle"},
+        "torch": {"archive", "pickle", "manifest"},
+        "dcp": {"archive", "pickle", "manifest", "torch"},
+        "safetensors": {"manifest"},
+    },
+    "engine": {
+        "open": set(),
+        "commit": {"open"},
+        "save": set(),
+        "load": {"open"},
+        "check": {"open", "commit"},
+        "export": {"save", "load"},
+    },
+}
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)[ \t]*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
 ANY_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b", re.MULTILINE)
 PYTHON_OR_TORCH = re.compile(r"^(torch|ATen|c10|pybind11|caffe2)/|^(Python|structmember|frameobject)\.h$|^torch\.h$")
@@ -50,11 +70,28 @@ SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".pyi", ".mk", ".sh"}
 SOURCE_FOLDERS = ("csrc", "bytecheckpoint", "tests", "demo", "benchmarks", "tools")
 
 
+def folders_of(path: str) -> tuple[str, str]:
+    """The layer of a file of csrc, and the folder in the layer; that is "" for a file directly in the layer."""
+    layer, *folders = path.split("/")[1:-1] or [""]
+    return layer, "/".join(folders)
+
+
+def may_include(path: str, header: str) -> bool:
+    """Whether one file of csrc may include another, as far as their folders are concerned."""
+    layer, folder = folders_of(path)
+    target, target_folder = folders_of(header)
+    if target != layer:
+        return target in MAY_INCLUDE[layer]
+    return target_folder in ("", folder) or target_folder in SUBFOLDERS.get(layer, {}).get(folder, set())
+
+
 def faults_of_source(path: str, content: str) -> list[str]:
     """What is wrong with one file of csrc. ``path`` is relative to the repository and uses ``/``."""
-    layer, name = path.split("/")[1], path.split("/")[-1]
+    (layer, folder), name = folders_of(path), path.split("/")[-1]
     if layer not in MAY_INCLUDE:
         return [f"{path}: folder {layer} is no layer; add it to MAY_INCLUDE and to csrc/README.md"]
+    if folder and folder not in SUBFOLDERS.get(layer, {}):
+        return [f"{path}: {layer} has no folder {folder}; add it to SUBFOLDERS and to csrc/README.md"]
     faults = []
     sees_gpu = name.endswith((".cu", ".cuh")) or name.startswith("cuda_")
     includes = INCLUDE.findall(content)
@@ -62,9 +99,8 @@ def faults_of_source(path: str, content: str) -> list[str]:
         faults.append(f"{path}: an include that this check cannot read")
     for quote, header in includes:
         if header.startswith("csrc/"):
-            target = header.split("/")[1]
-            if target != layer and target not in MAY_INCLUDE[layer]:
-                faults.append(f'{path}: {layer} may not include "{header}"')
+            if not may_include(path, header):
+                faults.append(f'{path}: {"/".join(filter(None, (layer, folder)))} may not include "{header}"')
         elif quote == '"':
             faults.append(f'{path}: "{header}" does not start with csrc/')
         if layer in WITHOUT_THREADS and KNOWS_THREADS.fullmatch(header):
@@ -113,6 +149,13 @@ def test_includes_point_down() -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_the_map_has_every_folder_and_what_it_may_include() -> None:
+    rows = re.findall(r"^\| `(\w+)/(\w*)/?` \| .+ \| (.*)\|$", (ROOT / "csrc/README.md").read_text(), re.MULTILINE)
+    assert {layer for layer, folder, _ in rows if not folder} >= MAY_INCLUDE.keys()
+    of_map = {(layer, folder): set(re.findall(r"\w+", included)) for layer, folder, included in rows if folder}
+    assert of_map == {(layer, folder): may for layer, inner in SUBFOLDERS.items() for folder, may in inner.items()}
+
+
 def test_every_source_file_begins_with_its_licence() -> None:
     files = [path for folder in SOURCE_FOLDERS for path in files_under(folder)]
     faults = [
@@ -131,7 +174,7 @@ def test_every_source_file_begins_with_its_licence() -> None:
         ("csrc/staging/a.cpp", '#include "csrc/planner/load_plan.h"'),
         ("csrc/staging/a.cpp", '#include "csrc/io/file.h"'),
         ("csrc/io/a.cpp", '#include "csrc/tensor/box.h"'),
-        ("csrc/io/a.cpp", '#  include "csrc/engine/commit.h"'),
+        ("csrc/io/a.cpp", '#  include "csrc/engine/commit/commit.h"'),
         ("csrc/engine/a.cpp", '#include "csrc/bridge/errors.h"'),
         ("csrc/engine/a.cpp", "#include <torch/extension.h>"),
         ("csrc/engine/a.cpp", "#include <pybind11/pybind11.h>"),
@@ -146,6 +189,13 @@ def test_every_source_file_begins_with_its_licence() -> None:
         ("csrc/planner/a.cpp", '#include "csrc/base/named_thread.h"'),
         ("csrc/format/a.cpp", "#include <mutex>"),
         ("csrc/other/a.cpp", ""),
+        ("csrc/a.cpp", ""),
+        ("csrc/format/other/a.cpp", ""),
+        ("csrc/format/torch/deeper/a.cpp", ""),
+        ("csrc/base/other/a.cpp", ""),
+        ("csrc/format/tree.cpp", '#include "csrc/format/pickle/pickle_tree.h"'),
+        ("csrc/format/pickle/a.cpp", '#include "csrc/format/torch/torch_file.h"'),
+        ("csrc/engine/save/a.cpp", '#include "csrc/engine/load/load_job.h"'),
         ("csrc/base/a.h", ""),
         ("csrc/engine/a.cpp", "const int result = ::renameat2(a, from, b, to, 0);"),
         ("csrc/bindings/a.cpp", "::fsync(fd);"),
@@ -164,7 +214,10 @@ def test_a_violation_is_found(path: str, line: str) -> None:
     [
         ("csrc/base/a.h", "#pragma once\n#include <mutex>\n"),
         ("csrc/engine/a.cpp", '#include "csrc/io/file.h"\n#include "csrc/format/tree.h"\n'),
-        ("csrc/bindings/a.cpp", '#include <torch/extension.h>\n#include "csrc/engine/commit.h"\n'),
+        ("csrc/engine/save/a.cpp", '#include "csrc/engine/names.h"\n#include "csrc/engine/save/save_job.h"\n'),
+        ("csrc/engine/check/a.cpp", '#include "csrc/engine/commit/lock_file.h"\n'),
+        ("csrc/engine/save/a.cpp", '#include "csrc/format/manifest/manifest.h"\n'),
+        ("csrc/bindings/a.cpp", '#include <torch/extension.h>\n#include "csrc/engine/commit/commit.h"\n'),
         ("csrc/engine/a.cpp", "return io::rename(from, to);"),
         ("csrc/io/a.cpp", "::fsync(fd);"),
         ("csrc/io/a.cpp", 'threads_.push_back(base::named_thread("bcp-a", run));'),
