@@ -8,10 +8,7 @@ import functools
 import json
 import os
 import threading
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from errno import ETIMEDOUT
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,53 +18,37 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.frames import is_called_by_executor
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._execute_plan import execute_plan
-from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_save
+from bytecheckpoint.dcp._cancelling import Cancelling
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._plain_call import plan_save
-from bytecheckpoint.dcp._save_digest import with_digest
-from bytecheckpoint.dcp._save_failures import check_handed_in, error_to_send, explaining_unseen, say_files_stay
-from bytecheckpoint.dcp._save_job import start_job
-from bytecheckpoint.dcp._save_reports import report_of_all, report_of_rank
 from bytecheckpoint.dcp._save_session import (
     RankResult,
     SaveSession,
     begin_session,
-    end_unfinished_saves,
-    note_coordinator,
 )
-from bytecheckpoint.dcp._unsafe import UnsafeObjects, describe_unsafe, refuse_unsafe
+from bytecheckpoint.dcp._save_steps import SaveOptions, commit_save, take_right, write_part
+from bytecheckpoint.dcp._unsafe import refuse_unsafe
 from bytecheckpoint.dcp.call_context import CallContext
-from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, assemble, complete_metadata
+from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.dcp.stateful import speed_up_dcp
 from bytecheckpoint.dcp.whole_plans import send_little
-from bytecheckpoint.errors import CheckpointError, ConfigError, SaveCancelledError
+from bytecheckpoint.errors import CheckpointError, ConfigError
 from bytecheckpoint.native import _C
 from bytecheckpoint.observability.observers import note_call
-from bytecheckpoint.planning.assignment import plan_to_write
 from bytecheckpoint.planning.inventory import bytes_of
-from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import SaveReport
 from bytecheckpoint.runtime.descriptions import described
-from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.gil_interval import quick_switches
-from bytecheckpoint.runtime.progress import progress_bar
 from bytecheckpoint.staging.staged_state import claim_of_call, note_upload
-from bytecheckpoint.storage.last_used import note_commit
 from bytecheckpoint.storage.paths import can_be_place, location, working_directory
 
 __all__ = ["BcpWriter"]
-
-# A generous guess of the bytes that one chunk takes in `.metadata`. They are reserved when the save begins, so that the
-# disk cannot be full when `.metadata` is written.
-_METADATA_BYTES_A_CHUNK = 512
 
 
 class BcpWriter(StorageWriter):
@@ -173,12 +154,10 @@ class BcpWriter(StorageWriter):
     def _init_threads(self) -> None:
         # Two saves that run at once on one writer run in two threads, so the state of a save is kept per thread.
         self._of_thread = threading.local()
-        self._cancelling = ForkSafeLock()
-        self._is_cancelled = False
-        self._jobs: list[_C.SaveJob] = []  # the ones that write now
+        self._cancelling = Cancelling()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_of_thread", "_cancelling", "_is_cancelled", "_jobs")
+        own = ("_of_thread", "_cancelling")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -223,10 +202,7 @@ class BcpWriter(StorageWriter):
         The save fails on all ranks with a ``SaveCancelledError`` and leaves no files. The previous checkpoint stays. A
         save that is already being committed is not cancelled.
         """
-        with self._cancelling:
-            self._is_cancelled = True
-            for job in self._jobs:
-                job.cancel()
+        self._cancelling.cancel()
 
     # The methods of DCP's AsyncStager: `async_save` stages through the writer if it is given no stager.
 
@@ -276,7 +252,7 @@ class BcpWriter(StorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses values that must not be stored, before any rank has written a byte."""
         session = self._session
-        self._raise_if_cancelled(session)
+        self._cancelling.raise_if_cancelled(session)
         refuse_unsafe(plan, self.config, session.context.planner)
         # The ring's pages are touched in the background while the ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, bytes_of(plan.items))
@@ -290,27 +266,7 @@ class BcpWriter(StorageWriter):
         """Takes the right to commit: on the coordinator, or without collectives on each rank."""
         session = self._session
         session.phases.end("global_plan_s")
-        session.check_ranks(range(len(plans)))
-        if not all(isinstance(plan.items, PlanItems) for plan in plans):  # another planner made the plans
-            check_planned_metadata(session.context.planned_metadata(), self._gaps(session))
-        end_unfinished_saves(session, self.config.io_timeout_s)
-        num_items = sum(len(plan.items) for plan in plans)
-        session.use_folder(self.config)
-        session.commit = session.folder.begin_commit(
-            self.config,
-            save_id=session.save_id,
-            rank=session.rank if session.commits_alone else None,
-            overwrite=self.overwrite,
-            sync=self.sync_files,
-            reserve_bytes=(num_items + 8) * _METADATA_BYTES_A_CHUNK,
-        )
-        note_coordinator(session, session.commit.directory_id)
-        if session.ranks is not None:
-            session.ranks.hold(session.save_id)
-        if session.is_over:
-            session.end()
-            raise CheckpointError(f"save({session.path}): a rank was lost while the save began", session.path)
-        session.monitor(self.config.commit_deadline_s)
+        take_right(session, self._options, plans)
         session.phases.end("begin_s")
         return plans
 
@@ -323,38 +279,8 @@ class BcpWriter(StorageWriter):
         """
         session = self._session
         session.phases.end("exchange_s")
-        job: _C.SaveJob | None = None
-        unsafe = UnsafeObjects(self.config)
-        try:
-            to_write = plan_to_write(plan.items)
-            job = start_job(
-                session,
-                self.config,
-                to_write,
-                sync=self.sync_files,
-                one_file_a_record=not self.single_file_per_rank,
-            )
-            with self._progress_bar(session, job, to_write.num_bytes), self._cancellable(session, job):
-                execute_plan(job, to_write, planner, unsafe)
-                written = job.finish()
-            tell_of_refused_direct_io(session.path, _C)
-            of_rank, self.last_report = report_of_rank(session, job, planner, self.config)
-            result = RankResult(
-                session.rank,
-                session.path,
-                session.call,
-                written,
-                tuple(job.file_names),
-                report=of_rank,
-                unsafe=tuple(unsafe.found.items()),
-            )
-        except BaseException as error:
-            session.refuse_forked_child()
-            names = () if job is None else tuple(job.file_names)
-            job = None
-            error = error_to_send(error, session)
-            result = RankResult(session.rank, session.path, session.call, file_names=names, error=error)
-        session.handed_in = True
+        result, report = write_part(session, self._options, plan, planner, self._cancelling)
+        self.last_report = report or self.last_report
         future: Future[list[WriteResult]] = Future()
         future.set_result([result])  # type: ignore[list-item]  # only our own `finish` reads it
         return future
@@ -364,48 +290,8 @@ class BcpWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Checks every rank's result and commits, or undoes the save and raises. Runs where the commit was begun."""
         session = self._session
-        commit = session.commit
-        assert commit is not None, "prepare_global_plan was not called"
-        session.finishing = True
-        session.phases.end("wait_s")
         handed_in: list[RankResult] = [result for of_rank in results for result in of_rank]  # type: ignore[misc]
-        failed = {result.rank: result.error for result in handed_in if result.error is not None}
-        try:
-            check_handed_in(session, handed_in, failed)
-            self._raise_if_cancelled(session)
-            assembled = functools.partial(
-                assemble,
-                metadata,
-                save_id=session.save_id,
-                checkpoint_id=session.path,
-                results=[result.written for result in handed_in],
-                gaps=self._gaps(session),
-            )
-            checkpoint = assembled(user_metadata=self.user_metadata)
-            session.phases.end("assemble_s")
-            with explaining_unseen(session.path, handed_in):
-                commit.check_files(checkpoint)
-            if self.config.digest:
-                text = with_digest(session, self.config, self.user_metadata, checkpoint, self._raise_if_cancelled)
-                checkpoint = assembled(user_metadata=text)
-            report = commit.commit(checkpoint)
-            note_commit(session.path)
-        except BaseException as error:
-            try:
-                in_doubt = any(getattr(reason, "errno", None) == ETIMEDOUT for reason in failed.values())
-                commit.abort([name for result in handed_in for name in result.file_names], in_doubt)
-            except CheckpointError as of_clean_up:
-                say_files_stay(error, session.path, of_clean_up)
-            raise
-        finally:
-            session.end()
-        complete_metadata(metadata, checkpoint, session.path, session.rank if session.commits_alone else None)
-        found = {fqn: names for result in handed_in for fqn, names in result.unsafe}
-        report["warnings"] += [describe_unsafe(found)] if found else []
-        for warning in report["warnings"]:
-            warnings.warn(f"bytecheckpoint: {session.path}: {warning}", RuntimeWarning, stacklevel=2)
-        session.phases.end("commit_s", "sweep_s", report["sweep_s"])
-        self.last_report = report_of_all(session, handed_in, report, self.config)
+        self.last_report = commit_save(session, self._options, metadata, handed_in, self._cancelling)
         if session.is_coordinator:  # without collectives every rank gets here
             note_call(self.last_report, self.config)
 
@@ -420,30 +306,10 @@ class BcpWriter(StorageWriter):
         session.refuse_forked_child()
         return session
 
-    @contextmanager
-    def _cancellable(self, session: SaveSession, job: _C.SaveJob) -> Iterator[None]:
-        with self._cancelling:
-            self._jobs.append(job)
-        try:
-            self._raise_if_cancelled(session)
-            yield
-        except CheckpointError:
-            self._raise_if_cancelled(session)
-            raise
-        finally:
-            with self._cancelling:
-                self._jobs.remove(job)
-
-    def _raise_if_cancelled(self, session: SaveSession) -> None:
-        if self._is_cancelled:
-            raise SaveCancelledError(f"save({session.path}): cancelled", session.path)
-
-    def _progress_bar(self, session: SaveSession, job: _C.SaveJob, num_bytes: int) -> AbstractContextManager[None]:
-        shown = progress_bar(f"saving {session.path}", num_bytes, lambda: job.bytes_done, session.phases.trace)
-        return shown if self.config.progress and session.is_coordinator else nullcontext()
-
-    def _gaps(self, session: SaveSession) -> str:
-        return gaps_of_save(self.config, False if session.commits_alone else session.context.use_collectives)
+    @property
+    def _options(self) -> SaveOptions:
+        one_file_a_record = not self.single_file_per_rank
+        return SaveOptions(self.config, self.overwrite, self.sync_files, one_file_a_record, self.user_metadata)
 
 
 _hooks = Hooks(BcpWriter)

@@ -41,15 +41,23 @@ def write_tracker(root: Place, step: int) -> None:
 
     Raises:
         StorageError: The file system refused, or something other than a file is in the place of the tracker or of its
-            temporary file. The tracker is unchanged then.
+            temporary file. The tracker is unchanged then; or it names the step, and a power cut may undo that.
     """
     text = str(step).encode("ascii")
     with _writing:
         try:
             folder_at(root).write_file(TRACKER, text)
         except StorageError as error:
-            error.add_note(f"{step_folder(root, step)} is committed and loads; only {TRACKER} may not name it")
+            if _text_now(root) != str(step):  # else it is in place, and was only not synced
+                error.add_note(f"{step_folder(root, step)} is committed and loads; only {TRACKER} does not name it")
             raise
+
+
+def _text_now(root: Place) -> str | None:
+    try:
+        return tracker_text(root)
+    except StorageError:
+        return None
 
 
 def find_latest_ckpt_path(

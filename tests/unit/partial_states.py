@@ -10,6 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import BcpWriter, Config
+from bytecheckpoint.dcp._save_steps import SaveOptions
 from bytecheckpoint.tensors.chunks import LocalChunks
 
 __all__ = ["PARTIAL", "UncheckedWriter", "gap_of", "rows", "save_incomplete"]
@@ -29,11 +30,17 @@ def gap_of(begin: int, end: int, *, of: int = 8, name: str = "w") -> str:
     return f"'{name}': rows {begin} to {end - 1} of {of} are in no chunk"
 
 
+class _Unchecked(SaveOptions):
+    def gaps_of(self, session: Any) -> str:
+        return "ignore"
+
+
 class UncheckedWriter(BcpWriter):
     """Commits a checkpoint even if it has gaps."""
 
-    def _gaps(self, session: Any) -> str:
-        return "ignore"
+    @property
+    def _options(self) -> SaveOptions:
+        return _Unchecked(**vars(super()._options))
 
 
 def save_incomplete(path: Path, state: dict[str, Any] | None = None) -> None:

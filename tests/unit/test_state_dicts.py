@@ -186,7 +186,7 @@ def test_a_save_is_cancelled_while_it_writes(tmp_path: Path) -> None:
     ended: list[bool] = []
     canceller = threading.Thread(target=lambda: ended.append(handle.cancel(LIMIT_S)))
     canceller.start()
-    while not handle._give_up.__self__._is_cancelled:
+    while not handle._give_up.__self__._cancelling._is_cancelled:
         pass
     planner.go_on.set()
     canceller.join(LIMIT_S)
