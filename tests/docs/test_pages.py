@@ -265,3 +265,10 @@ def test_a_field_that_is_not_described_is_noticed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Config, "__doc__", Config.__doc__.replace("niceness:", "nicety:"))
     with pytest.raises(ValueError, match=r"\['niceness', 'nicety'\]"):
         config_rows()
+
+
+def test_the_files_that_tell_a_save_are_there() -> None:
+    page = (ROOT / "docs" / "internals" / "architecture.md").read_text()
+    told = re.findall(r"^\d+\. `([^`]+)`:", page.partition("## A save")[2].partition("###")[0], re.MULTILINE)
+    assert len(told) == 10
+    assert [name for name in told if not (ROOT / name).is_file()] == []

@@ -9,6 +9,7 @@ which nothing is. A new kind of place is tested by one line in ``tests/storage/t
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -328,6 +329,8 @@ def a_folder_is_itself(place: Place) -> None:
         save_state_dict(place.at(f"step-{step}"), {"step": step}, no_dist=True, config=place.config)
     one, other = place.folder("step-1"), place.folder("step-2")
     assert one.key() == place.folder("step-1").key()
+    elsewhere: Folder = pickle.loads(pickle.dumps(one))
+    assert (elsewhere.place, elsewhere.key()) == (one.place, one.key())
     assert one.key() != other.key()
     assert one.is_same(place.at("step-1")) is True
     assert not one.is_same(place.at("step-2"))

@@ -54,6 +54,9 @@ class StoreFolder:
         self.has_listing = not is_http(place)
         self._used: StoreClient | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoreFolder, (self.place,)  # clients are of one process
+
     @property
     def num_requests(self) -> int:
         return self._used.num_requests if self._used is not None else 0
