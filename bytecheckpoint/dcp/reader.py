@@ -8,8 +8,6 @@ import functools
 import logging
 import os
 import uuid
-import warnings
-from contextlib import nullcontext, suppress
 from typing import Any
 
 from torch.distributed.checkpoint.filesystem import FileSystem
@@ -18,40 +16,32 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
 from bytecheckpoint.config import Config
-from bytecheckpoint.contents.opening import open_checkpoint
-from bytecheckpoint.dcp._dcps_objects import warning_of_dcp
 from bytecheckpoint.dcp._failed_metadata import FailedMetadata, typed
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
+from bytecheckpoint.dcp._load_steps import LoadPart, no_part_of, open_to_load, read_part
 from bytecheckpoint.dcp._loaded_keys import LoadedKeys, asked_by, planned_view
-from bytecheckpoint.dcp._mesh import mesh_of
 from bytecheckpoint.dcp._places import SavesSeen
 from bytecheckpoint.dcp._plain_call import plan_load
 from bytecheckpoint.dcp.call_context import CallContext
-from bytecheckpoint.dcp.load_planner import is_meant_to_fill
 from bytecheckpoint.dcp.metadata import metadata_of
-from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
+from bytecheckpoint.dcp.rank_load import check_requested, plan_to_read
 from bytecheckpoint.dcp.stateful import speed_up_dcp
 from bytecheckpoint.dcp.whole_plans import note_looks
-from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, StorageError, sendable
-from bytecheckpoint.native import _C, _core
-from bytecheckpoint.observability.observers import note_call, note_trace
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, sendable
+from bytecheckpoint.native import _C
 from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
-from bytecheckpoint.report import LoadReport, RankLoadReport
+from bytecheckpoint.report import LoadReport
 from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.phases import Phases
 from bytecheckpoint.sharing.asked_keys import Unfilled
 from bytecheckpoint.sharing.choice import ReadPreferences, choose_reading
-from bytecheckpoint.sharing.exchange import Exchange
 from bytecheckpoint.sharing.report_gather import ReportGather
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.in_use import Hold, hold_directory
-from bytecheckpoint.storage.last_used import note_load
-from bytecheckpoint.storage.names import rank_of_mark
 from bytecheckpoint.storage.parts import parsed_user_metadata
 from bytecheckpoint.storage.paths import can_be_place, location, location_to_read
 
@@ -234,7 +224,7 @@ class BcpReader(StorageReader):
             self._checkpoint = self._open(rank)
             metadata = metadata_of(self._checkpoint, self.load_id)
         except CheckpointNotFoundError:
-            return FailedMetadata(self._no_part_of(rank) or error)
+            return FailedMetadata(no_part_of(self._folder, rank) or error)
         except Exception as of_rank:
             return FailedMetadata(typed(of_rank))
         self._rank, self._error = rank, None
@@ -317,7 +307,8 @@ class BcpReader(StorageReader):
         phases, self._phases = self._phases, Phases()
         try:
             with ReportGather(plan, self._call.peers) as gather:
-                self._read(plan, planner, gather, phases)
+                report = read_part(self._part(), plan, planner, gather, phases)
+                self.last_report = report or self.last_report
         except Exception as error:
             sent = sendable(error)  # DCP sends it to every rank
             if sent is error:
@@ -331,48 +322,18 @@ class BcpReader(StorageReader):
         future.set_result(None)
         return future
 
-    def _read(self, plan: LoadPlan, planner: LoadPlanner, gather: ReportGather, phases: Phases) -> None:
-        phases.end("exchange_s")
-        checkpoint = self._opened()
-        of_dcp = warning_of_dcp(str(self.path), plan, planner) if self._is_coordinator else None
-        with Exchange.of_plan(plan, self._call.peers) or nullcontext() as exchange:
-            config = self._folder.tuned(self.config)
-            load = Load(checkpoint, plan, str(self.path), self._rank, config, planner, exchange, phases.trace)
-            with load.progress_bar() if self.config.progress and self._is_coordinator else nullcontext():
-                load.tensors()
-                phases.end("read_s")
-                load.objects()
-            tell_of_refused_direct_io(self.path, _C)
-            phases.end("objects_s")
-            self._keys.numbers = load.numbers
-            load.warn_of_casts()
-            own: dict[str, Any] = {"rank": self._number, **load.done, **phases.seconds, "trace": phases.trace.of_rank()}
-            own["num_requests"] = self._folder.num_requests
-            note_trace(str(self.path), "load", self._number, phases.trace.whole(), self.config)
-        ranks = gather.gather(RankLoadReport(**own))
-        phases.end("wait_s")
-        whole = tuple(of_rank for of_rank in ranks if of_rank is not None)
-        if len(whole) < len(ranks):
-            return  # some ranks failed, which DCP raises on all
-        note_load(self.path)
-        self.last_report = LoadReport(
-            path=str(self.path),
-            save_id=checkpoint.save_id,
-            mesh=mesh_of(planner, self._call.size) if self._is_coordinator else (),
-            began_at=phases.trace.began_at,
-            reading="independent" if exchange is None else exchange.reading,
-            **own,
-            as_given=self._call.as_given,
-            wait_s=phases.seconds["wait_s"],
-            total_s=phases.total_s,
-            ranks=whole,
-            **self._keys.of_report(),
+    def _part(self) -> LoadPart:
+        return LoadPart(
+            str(self.path),
+            self._folder,
+            self._opened(),
+            self._rank,
+            self._number,
+            self._is_coordinator,
+            self.config,
+            self._call,
+            self._keys,
         )
-        if self._is_coordinator:
-            note_call(self.last_report, self.config)
-            texts = [self._keys.warning(str(self.path)), of_dcp] if is_meant_to_fill(planner) else []
-            for text in filter(None, texts):
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _begin_trace(self) -> None:
         call = self._call
@@ -401,41 +362,12 @@ class BcpReader(StorageReader):
     def _open(self, rank: int | None) -> _C.Checkpoint:
         self._folder = folder_at(self.path)
         self._folder.use(self.config, _C, self._phases.trace.note_request)
-        # Only a missing `.metadata` is explained: DCP also asks for the part of a rank that has none.
-        try:
-            return open_checkpoint(
-                self.path,
-                self.config,
-                kind=_C.Checkpoint,
-                rank=rank,
-                folder=self._folder,
-                explain=rank is None,
-                check_pickle=True,
-                max_whole_bytes=_MAX_WHOLE_METADATA_BYTES,
-            ).stored
-        except CheckpointNotFoundError as error:
-            if _core.look_anew(str(self.path)):
-                error.visible_within_s = self.config.visibility_timeout_s
-                error.args = (f"{error}; on this file system a commit of another machine may be seen late",)
-            raise
+        return open_to_load(self._folder, self.config, rank, _MAX_WHOLE_METADATA_BYTES)
 
     @property
     def num_ranks(self) -> int:
         """How many ranks take part in the latest load."""
         return max(1, self._call.size)
-
-    def _no_part_of(self, rank: int) -> CheckpointNotFoundError | None:
-        """Returns the error for a missing part of ``rank`` if other ranks have parts; None if there are no parts."""
-        parts: list[str] = []
-        with suppress(StorageError):
-            parts = sorted(name for name in self._folder.names() if rank_of_mark(name) is not None)
-        if not parts:
-            return None
-        return CheckpointNotFoundError(
-            f"open({self.path}): ranks saved without collectives, and rank {rank} has no part "
-            f"(there are {', '.join(parts)}); a part can be read only by the rank of the same number",
-            str(self.path),
-        )
 
 
 _hooks = Hooks(BcpReader)

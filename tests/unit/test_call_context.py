@@ -123,7 +123,7 @@ def test_what_a_hook_is_told_counts_where_the_call_is_not_known(tmp_path: Path) 
     for use_collectives, gaps in ((True, "refuse"), (False, "ignore")):
         writer.storage_meta()
         writer.set_up_storage_writer(True, rank=0, use_collectives=use_collectives)
-        assert writer._gaps(writer._session) == gaps
+        assert writer._options.gaps_of(writer._session) == gaps
 
 
 def test_where_we_begin_a_call_nobody_looks_at_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
