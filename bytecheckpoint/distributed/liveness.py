@@ -180,10 +180,10 @@ class LivenessMonitor:
         else:
             self._lose(self._rank, LossReason.GAVE_UP)
 
-    def lose(self, fates: Mapping[int, LossReason]) -> None:
+    def lose(self, reasons: Mapping[int, LossReason]) -> None:
         """Loses ranks that another monitor, of a group of the same ranks, has lost."""
-        for rank, fate in fates.items():
-            self._lose(rank, fate)
+        for rank, reason in reasons.items():
+            self._lose(rank, reason)
 
     def wait_for_loss(self, timeout_s: float) -> bool:
         """Waits until a rank is lost. Returns False if none is lost after ``timeout_s``."""
@@ -259,24 +259,24 @@ class LivenessMonitor:
             self._frames.append(FRAME.pack(kind, flag, rank, save_id))
         self._ring()
 
-    def _lose(self, rank: int, fate: LossReason, towards: bytes = NO_ID) -> None:
+    def _lose(self, rank: int, reason: LossReason, towards: bytes = NO_ID) -> None:
         """Notes a loss, and tells the others. The thread of the monitor ends the waits. Any thread.
 
         Args:
             rank: Rank that is lost.
-            fate: What became of it.
+            reason: What became of it.
             towards: Address to which it cannot send.
         """
         with self._lock:
             known = self._lost.get(rank)
-            if known is not None and not (known == LossReason.STOPPED and fate == LossReason.DIED):
+            if known is not None and not (known == LossReason.STOPPED and reason == LossReason.DIED):
                 return
-            self._lost[rank] = fate
+            self._lost[rank] = reason
             if towards != NO_ID:
                 self._towards[rank] = address_of_bytes(towards)
             # This rank may hear of the loss only after it made a call fail; other ranks may hear of it before.
             self._has_told_peers = self._has_told_peers or time.monotonic() - self._failed_at < _HEARD_WITHIN_S
-        self._send_to_all(Kind.LOST, fate, rank, towards)
+        self._send_to_all(Kind.LOST, reason, rank, towards)
 
     # Called by the thread of the monitor.
 

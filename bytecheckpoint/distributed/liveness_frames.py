@@ -61,18 +61,18 @@ def in_words(
     """Returns what became of each lost rank, with its host.
 
     Args:
-        lost: The lost ranks, and their fates.
+        lost: The lost ranks, each with the reason.
         towards: Addresses to which some of them cannot send.
         places: Where each rank runs.
         stall_timeout_s: In seconds.
     """
     ranks = {}
-    for rank, fate in lost:
+    for rank, reason in lost:
         address = towards.get(rank, "")
         peers = [str(peer) for peer, place in enumerate(places) if place.address == address and peer != rank]
         host = next((str(place) for place in places if place.address == address), address)
         peers_text = f"rank {listed(peers)} (on host {host})" if peers else address
-        ranks[rank] = f"{_WORDS[fate].format(stall_timeout_s, peers_text)} (on host {places[rank]})"
+        ranks[rank] = f"{_WORDS[reason].format(stall_timeout_s, peers_text)} (on host {places[rank]})"
     return ranks
 
 

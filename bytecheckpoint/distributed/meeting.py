@@ -235,7 +235,7 @@ class Meeting:
             "ranks must make it; they make groups for it here"
         )
 
-    def _lost(self, ranks: Sequence[int], fate: str) -> RankLostError:
+    def _lost(self, ranks: Sequence[int], text: str) -> RankLostError:
         what, path = self._call
-        texts = listed([f"rank {rank} {fate}" for rank in ranks])
-        return RankLostError(f"{what}({path}): {texts}", dict.fromkeys(ranks, fate), path)
+        texts = listed([f"rank {rank} {text}" for rank in ranks])
+        return RankLostError(f"{what}({path}): {texts}", dict.fromkeys(ranks, text), path)

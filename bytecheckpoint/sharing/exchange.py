@@ -106,14 +106,14 @@ class Exchange:
         # A read that took too long may still write to the memory when the next round uses it.
         memory = None if folder_at(path).may_read_late else SharedMemory.made_for(job)
         place = None if memory is None else memory.place
-        heard = self._say(_Statement(_VERSION, self._checkpoint, all_ranges, place))
+        statements = self._exchanged(_Statement(_VERSION, self._checkpoint, all_ranges, place))
         if self._reading == AUTO:
-            plan = _C.SharePlan([said.ranges for said in heard])
+            plan = _C.SharePlan([said.ranges for said in statements])
             saved = plan.bytes_wanted - plan.bytes_distinct
             self._reading = COOPERATIVE if is_worth_sharing(saved, plan.bytes_wanted) else INDEPENDENT
         self._is_over = self._reading == INDEPENDENT
         if not self._is_over:
-            self._open(memory, [said.place for said in heard])
+            self._open(memory, [said.place for said in statements])
 
     def _open(self, memory: SharedMemory | None, places: list[MemoryPlace | None]) -> None:
         """Opens the memory of the other ranks of this machine, and finds out which of them have opened this rank's."""
@@ -122,9 +122,9 @@ class Exchange:
         if memory is not None:
             memory.open(self._rank, places)
         opened = frozenset[int]() if memory is None else memory.sources
-        heard = self._say(_Statement(_VERSION, self._checkpoint, opened=opened))
+        statements = self._exchanged(_Statement(_VERSION, self._checkpoint, opened=opened))
         if memory is not None:
-            memory.readers = frozenset(rank for rank, said in enumerate(heard) if self._rank in said.opened)
+            memory.readers = frozenset(rank for rank, said in enumerate(statements) if self._rank in said.opened)
             self._memory = memory
 
     def run(self, job: _C.LoadJob) -> dict[str, Any]:
@@ -140,10 +140,10 @@ class Exchange:
 
     def _round(self, job: _C.LoadJob | None, statement: _Statement) -> dict[str, Any]:
         with DeferredInterrupt() as interrupt:
-            heard = self._say(statement)
+            statements = self._exchanged(statement)
             if self._is_over or job is None:
                 return {}
-            plan = _C.SharePlan([said.ranges for said in heard])
+            plan = _C.SharePlan([said.ranges for said in statements])
             memory = self._memory
             relay = Relay(
                 self._messages,
@@ -156,34 +156,34 @@ class Exchange:
             done = relay.run()
             if done is not None:
                 return done
-            self._say(_Statement(_VERSION, self._checkpoint))
+            self._exchanged(_Statement(_VERSION, self._checkpoint))
             raise CheckpointError("another rank stopped reading and did not say why")
 
-    def _say(self, statement: _Statement) -> list[_Statement]:
+    def _exchanged(self, statement: _Statement) -> list[_Statement]:
         """Exchanges statements with all ranks. Returns them, by rank, or raises another rank's failure."""
         with DeferredInterrupt():
-            heard = self._gather(statement)
-            for rank, said in enumerate(heard):
+            statements = self._gather(statement)
+            for rank, said in enumerate(statements):
                 if said.error is not None:
                     raise _from_rank(rank, said.error)
-            self._is_over = all(said.is_done for said in heard)
-            versions = {said.version for said in heard}
-            checkpoints = {said.checkpoint for said in heard}
+            self._is_over = all(said.is_done for said in statements)
+            versions = {said.version for said in statements}
+            checkpoints = {said.checkpoint for said in statements}
             if len(versions) > 1 or len(checkpoints) > 1:
                 self._is_over = True
                 what = "have different versions of this package" if len(versions) > 1 else "read different checkpoints"
                 raise InvalidPlanError(f"ranks that share the reading of a load {what}")
-            return heard
+            return statements
 
     def _gather(self, statement: _Statement) -> list[_Statement]:
         """Returns the statements of all ranks. After a failure, or the loss of a rank, nobody waits for this rank."""
         try:
-            heard = [pickle.loads(said) for said in self._messages.gather(pickle.dumps(statement))]
+            statements = [pickle.loads(said) for said in self._messages.gather(pickle.dumps(statement))]
         except BaseException:
             self._is_over = True
             raise
-        self._is_over = any(said.error is not None for said in heard)
-        return heard
+        self._is_over = any(said.error is not None for said in statements)
+        return statements
 
     def __enter__(self) -> Exchange:
         return self
