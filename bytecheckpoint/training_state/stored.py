@@ -15,6 +15,7 @@ from bytecheckpoint.contents.opening import open_checkpoint, viewed
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.parts import REFERENCE, description_in, parsed_user_metadata
 from bytecheckpoint.tensors.subclass_parts import DESCRIPTION
 from bytecheckpoint.training_state.layouts import LAYOUTS, parsed_layouts
@@ -65,9 +66,10 @@ class Stored(Mapping[str, "StoredTensor | None"]):
     def __init__(
         self, path: str | os.PathLike[str], config: Config | None = None, spec: LoadSpec | None = None
     ) -> None:
-        config = config or Config.from_env()
         self.path = os.fspath(path)
-        opened = open_checkpoint(self.path, config, kind=_core.Checkpoint)
+        folder = folder_at(self.path)
+        folder.use(config)
+        opened = open_checkpoint(self.path, config or Config.from_env(), kind=_core.Checkpoint, folder=folder)
         if opened.stored.is_of_byte_checkpoint:
             raise UnsupportedError(f"load({self.path}): {REFERENCE}", self.path)
         if spec is not None:
