@@ -73,6 +73,8 @@ class _Finder(MetaPathFinder, Loader):
         is_theirs = within in WORKING or top in _ABSENT or (within == "bytecheckpoint" and top in REPLACED)
         if not is_theirs:
             return None
+        if within == f"{_PACKAGE}storage":  # ours: a name that is missing there is no module, but a typo or theirs
+            raise ImportError(replacement_of(fullname) or _unknown(fullname), name=fullname)
         # A package without anything leads on to the names in it, of which some have a replacement.
         if replacement_of(fullname) is None and top in _ABSENT:
             return ModuleSpec(fullname, self, is_package=True)

@@ -208,12 +208,11 @@ class Retention:
         return report
 
     def _prune(self, folders: list[StepFolder], protect: frozenset[int], report: RetentionReport) -> int:
-        config = self.config or Config.from_env()
         removal = removal_in(
             self.root,
             remove_others=self.remove_others,
             grace_s=self.grace_s,
-            deadline_s=config.commit_deadline_s,
+            config=self.config,
         )
         committed = {_step_of(folder): folder for folder in folders if folder.has_mark}
         order = commit_order(as_place(self.root), committed)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +27,6 @@ from bytecheckpoint.observability.summary import Trouble, findings_of_all, troub
 from bytecheckpoint.observability.trace_files import with_whole_traces
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.storage.folders import folder_at
-from bytecheckpoint.storage.small_files import write_small_file
 
 __all__ = ["command"]
 
@@ -121,7 +121,14 @@ def _read(folder: Path, last: int, since: int | None) -> Run:
 
 
 def _write(path: Path, text: str) -> None:
-    write_small_file(path, text.encode(), sync=False)
+    """Writes a file that others see whole or not at all, also if several do so, and in place of anything there."""
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        half.write_text(text, encoding="utf-8")
+        half.replace(path)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
 
 
 def _write_page(run: Run, found: Sequence[Sequence[Finding]], output: str | None, reload_s: float) -> Path:

@@ -68,7 +68,7 @@ class Share:
             num_bytes=self.num_bytes,
             **options,
         )
-        write_small_file(folder / self.name, written)
+        write_small_file(folder / self.name, written, sync_folder=False)
 
 
 class DcpTarget:
@@ -128,7 +128,7 @@ class DcpTarget:
             if left.name not in files:
                 left.unlink()
         metadata = checkpoint.plain_metadata_file() if self._is_plain else checkpoint.metadata_file()
-        write_small_file(folder / _METADATA, metadata)
+        write_small_file(folder / _METADATA, metadata, sync_folder=False)
         for share in self.pieces:
             (folder / share.name).unlink()
         if verify:

@@ -119,7 +119,7 @@ class SafetensorsTarget:
     def finish(self, opened: Opened, folder: Path, target: Path, verify: bool) -> None:
         """See ``Target``. The index, without which several files are no model, comes last."""
         if len(self.pieces) > 1:
-            write_small_file(folder / INDEX, _index_of(self.pieces))
+            write_small_file(folder / INDEX, _index_of(self.pieces), sync_folder=False)
 
 
 def _with_aliases(file: OutputFile, aliases: Mapping[str, str]) -> OutputFile:

@@ -96,6 +96,8 @@ def no_part_of(folder: Folder, rank: int) -> CheckpointNotFoundError | None:
     """Returns the error for a missing part of ``rank`` if other ranks have parts; None if there are no parts."""
     parts: list[str] = []
     with suppress(StorageError):
+        if not folder.commits_by_rank:
+            return None
         parts = sorted(name for name in folder.names() if rank_of_mark(name) is not None)
     if not parts:
         return None

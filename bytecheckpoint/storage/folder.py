@@ -82,6 +82,7 @@ class Folder(Protocol):
         place: Its path or URL.
         has_listing: Whether its names can be listed.
         keeps_journals: Whether saves append to a journal in it.
+        commits_by_rank: Whether ranks may commit parts of their own.
         lists_deep: Whether listing all that is below it takes about as long as listing the folder itself.
         num_at_once: How many requests it answers about as fast as one.
         is_best_read_together: Whether ranks that want the same bytes had better read them once, and share them.
@@ -92,6 +93,7 @@ class Folder(Protocol):
 
     has_listing: bool
     keeps_journals: bool
+    commits_by_rank: bool
     lists_deep: bool
     num_at_once: int
     is_best_read_together: bool

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from bytecheckpoint.config import Config
 from bytecheckpoint.storage.local_removal import LocalRemoval
 from bytecheckpoint.storage.object_store.removal import StoreRemoval
 from bytecheckpoint.storage.paths import as_place
@@ -14,14 +15,16 @@ from bytecheckpoint.storage.removal import StepRemoval
 __all__ = ["removal_in"]
 
 
-def removal_in(run: str | os.PathLike[str], *, remove_others: bool, grace_s: float, deadline_s: float) -> StepRemoval:
+def removal_in(
+    run: str | os.PathLike[str], *, remove_others: bool, grace_s: float, config: Config | None
+) -> StepRemoval:
     """Returns what removes steps of a run.
 
     Args:
         run: Path, or URL as ``store_url`` returns it, of the run.
         remove_others: Whether to remove files that are not of a checkpoint, too.
         grace_s: Seconds after which nobody will go on with what nobody has changed.
-        deadline_s: Seconds that a save of the run may take; ``Config.commit_deadline_s``.
+        config: Settings of the saves of the run; None reads ``BYTECHECKPOINT_*`` variables, if they are needed.
 
     Raises:
         StorageError: The folder cannot be opened.
@@ -29,4 +32,4 @@ def removal_in(run: str | os.PathLike[str], *, remove_others: bool, grace_s: flo
     place = as_place(run)
     if isinstance(place, Path):
         return LocalRemoval(place, remove_others=remove_others, grace_s=grace_s)
-    return StoreRemoval(remove_others=remove_others, grace_s=grace_s, deadline_s=deadline_s)
+    return StoreRemoval(remove_others=remove_others, grace_s=grace_s, config=config)

@@ -77,13 +77,14 @@ def made_folder(path: Path) -> _core.Directory:
     return directory
 
 
-def write_small_file(path: Path, content: bytes, *, sync: bool = True) -> None:
+def write_small_file(path: Path, content: bytes, *, sync: bool = True, sync_folder: bool = True) -> None:
     """Writes a file, in place of one that is there. A reader sees the old one, or all of the new one.
 
     Args:
         path: Path of the file. Its folder must exist.
         content: Its bytes.
         sync: Whether it is to survive a power cut.
+        sync_folder: False leaves it to the caller to sync the folder.
 
     Raises:
         StorageError: See ``replacing``.
@@ -92,7 +93,7 @@ def write_small_file(path: Path, content: bytes, *, sync: bool = True) -> None:
     # The temporary file has the same name each time, so that it replaces one that a killed process left.
     with replacing(directory, path.name, f".{path.name}.tmp", sync=sync) as file:
         file.write(content)
-    if sync:
+    if sync and sync_folder:
         directory.sync()
 
 

@@ -80,6 +80,18 @@ def test_output_and_where_nothing_can_be_written(folder: Path, tmp_path: Path, m
     assert [path.name for path in (folder / ".bcp").glob(".*")] == []  # no half-written file
 
 
+def test_a_page_in_the_place_of_a_link(folder: Path, tmp_path: Path) -> None:
+    """What the link leads to stays."""
+    other = tmp_path / "other.html"
+    other.write_text("of somebody else")
+    page = tmp_path / "page.html"
+    page.symlink_to(other)
+    assert run("report", str(folder), "-o", str(page)).exit_code == 0
+    assert not page.is_symlink()
+    assert "<html" in page.read_text()
+    assert other.read_text() == "of somebody else"
+
+
 def test_json(folder: Path) -> None:
     said = as_json("report", str(folder))
     assert [record["step"] for record in said["records"]] == [10, 20, 30, 40, 50]

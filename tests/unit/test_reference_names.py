@@ -38,6 +38,8 @@ def test_modules_of_the_reference_have_its_public_names(module: str) -> None:
         ("from bytecheckpoint.utilities.ckpt_format.ckpt_loader import CKPTLoader", "BcpReader"),
         ("from bytecheckpoint.utilities.ckpt_format.common_utils import model_optimizer_completeness", "scan_steps"),
         ("from bytecheckpoint.engine import _store_engine", r"bytecheckpoint\.shutdown\(\)"),
+        ("from bytecheckpoint.storage import CKPTCounter", "Migration from ByteCheckpoint"),
+        ("import bytecheckpoint.storage.ckpt_counter", "Migration from ByteCheckpoint"),
         ("import bytecheckpoint.checkpointer.meta_type", "Migration from ByteCheckpoint"),
         ("import bytecheckpoint.no_such_module", "No module named 'bytecheckpoint.no_such_module'"),
     ],

@@ -117,6 +117,14 @@ def test_bad_arguments_raise(run: RunFolder, rules: dict[str, Any]) -> None:
         Retention(run.root, **rules)
 
 
+def test_settings_of_saves_that_are_wrong_are_no_matter(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment may be that of another program: a prune of a directory needs none of them."""
+    run.complete(1, 2)
+    monkeypatch.setenv("BYTECHECKPOINT_IO_THREADS", "abc")
+    report = prune(run.root, keep_latest=1)
+    assert (report.kept, report.warnings) == ([2], [])
+
+
 def test_a_root_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
     (warning,) = prune(tmp_path / "none", keep_latest=1).warnings
     assert "No such file" in warning

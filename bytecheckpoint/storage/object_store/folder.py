@@ -43,6 +43,7 @@ class StoreFolder:
     """
 
     keeps_journals = False
+    commits_by_rank = False  # they would sweep one another's files: a store has no locks to tell them apart
     lists_deep = True
     num_at_once = 16
     is_best_read_together = True  # a store is slower than ranks are to one another, and counts requests
@@ -169,7 +170,6 @@ class StoreFolder:
         self, config: Config, *, save_id: str, rank: int | None, overwrite: bool, sync: bool, reserve_bytes: int
     ) -> Commit:
         if rank is not None:
-            # Ranks that commit by themselves would sweep one another's files: a store has no locks to tell them apart.
             raise UnsupportedError(
                 f"save({self.place}): use_collectives=False is for directories; save to a URL with collectives",
                 self.place,

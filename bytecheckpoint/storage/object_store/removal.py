@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.storage.in_use import unheld
 from bytecheckpoint.storage.names import is_data, is_mark
@@ -54,13 +55,13 @@ class StoreRemoval:
     Args:
         remove_others: See ``removal_in``.
         grace_s: See ``removal_in``.
-        deadline_s: See ``removal_in``.
+        config: See ``removal_in``.
     """
 
-    def __init__(self, *, remove_others: bool, grace_s: float, deadline_s: float) -> None:
+    def __init__(self, *, remove_others: bool, grace_s: float, config: Config | None) -> None:
         self._remove_others = remove_others
         self._grace_s = grace_s
-        self._deadline_s = deadline_s
+        self._config = config
         self._now: datetime | None = None
 
     def begin(self, newest: StepFolder) -> list[str]:
@@ -100,10 +101,12 @@ class StoreRemoval:
     def end(self, paths: Iterable[str]) -> list[str]:
         if self._now is None:
             return []
+        config = self._config or Config.from_env()
+        grace_s = max(self._grace_s, config.commit_deadline_s)
         failures = []
         for path in paths:
             try:
-                _remove_tombstones(path, self._now, grace_s=max(self._grace_s, self._deadline_s))
+                _remove_tombstones(path, self._now, grace_s=grace_s)
             except OSError as error:
                 failures.append(f"{path}: {error}")
         return failures
