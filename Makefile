@@ -19,7 +19,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks docs setup.py
 
-.PHONY: help demo test ground environment compat torture fuzz bench bench-all gpu-wheels gpu-rehearsal docs wheel lint tidy format sanitize sanitize-python run_asan run_tsan build clean
+.PHONY: help demo test check ground environment compat torture fuzz bench bench-all gpu-wheels gpu-rehearsal docs wheel lint tidy format sanitize sanitize-python run_asan run_tsan build clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -33,6 +33,11 @@ demo: $(VENV)/.built  ## train, save, reshard, resume, and compare with stock DC
 test: $(VENV)/.built $(VENV)/.test build/objects/.testing build/failpoints/.built  ## all tests
 	bash tests/system_packages.sh
 	MAX_JOBS=$(JOBS) $(PYTEST) $(PYTEST_ARGS)
+
+# As long as a few minutes, for the time between two edits. BASE is what the change is measured against.
+BASE ?= main
+check: $(VENV)/.built $(VENV)/.test  ## what most likely shows that a change since BASE=main is wrong, in about 3 minutes
+	$(BIN)/python tests/check.py $(BASE)
 
 # Not at once: each file system shall have the machine to itself. `python tests/ground/table.py build/ground.json` takes
 # what was found over into docs/guarantees.md.

@@ -18,34 +18,11 @@ from support.ending_ranks import EndingRanks
 from support.fork_server import ForkServer
 from support.leaks import holdings, leaks_since, wait_for_watch
 from support.sanitizing import IS_UNDER_ASAN
+from support.slow_files import SLOWEST_FIRST
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bytecheckpoint"
 FAILPOINT_BUILD = ROOT / "build" / "failpoints" / "lib"
-
-# Workers get these files first, in this order, and then the others as they were collected. If one of these began last,
-# all other workers would wait for it.
-_SLOWEST_FIRST = (
-    "unit/test_ends.py",
-    "unit/test_lives_of_calls.py",
-    "unit/test_cpp.py",
-    "frameworks/test_demos.py",
-    "ground/test_two_machines.py",
-    "browser/test_report_page.py",
-    "distributed/test_first_calls.py",
-    "frameworks/test_torchtitan_trainer.py",
-    "unit/test_cuda_on_host.py",
-    "distributed/test_group_life.py",
-    "storage/test_store_faults.py",
-    "frameworks/test_recipes.py",
-    "distributed/test_ends_of_ranks.py",
-    "interop/test_pytorch_tests.py",
-    "docs/test_snippets.py",
-    "faults/test_error_at_calls.py",
-    "faults/test_full_tmpfs.py",
-    "faults/test_parts.py",
-    "model/test_commit_model.py",
-)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,7 +45,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
-    places = {tests / name: place for place, name in enumerate(_SLOWEST_FIRST)}
+    places = {tests / name: place for place, name in enumerate(SLOWEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     is_long = os.environ.get("BCP_LONG") == "1"
     for item in items:
