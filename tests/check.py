@@ -18,6 +18,7 @@ then by suite. What is left out is listed.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import subprocess
@@ -44,6 +45,7 @@ OF_FOLDER = {
     "checkpoint": ("unit/test_steps.py", "unit/test_retention.py", "unit/test_digests.py"),
     "cli": ("unit/test_cli_process.py",),
     "compat": ("unit/test_calls.py", "unit/test_objects.py"),
+    "contents": ("unit/test_cli_show.py", "unit/test_cli_diff.py", "unit/test_standard_objects.py"),
     "convert": ("interop/test_convert_to_torch.py", "interop/test_safetensors.py"),
     "csrc": ("unit/test_round_trip.py", "unit/test_planning.py", "interop/test_golden.py", "interop/test_stock.py"),
     "dcp": (
@@ -169,7 +171,8 @@ def _imports_of_test(file: str, changed: str) -> set[str]:
 
 def _changed(base: str) -> list[str]:
     """Returns the files that differ from the merge base, also those that git does not know yet."""
-    differing = _lines("git", "diff", "--name-only", "--merge-base", base)
+    (merge_base,) = _lines("git", "merge-base", "HEAD", base)
+    differing = _lines("git", "diff", "--name-only", merge_base)
     return sorted({*differing, *_lines("git", "ls-files", "--others", "--exclude-standard")})
 
 
@@ -215,4 +218,6 @@ def main(base: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "main"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", nargs="?", default="main", help="branch or commit to compare with (main)")
+    sys.exit(main(parser.parse_args().base))

@@ -16,7 +16,7 @@ from support.slow_files import SLOWEST_FIRST
         ("bytecheckpoint/cli/why.py", {"unit/test_cli_why.py"}),
         ("bytecheckpoint/config.py", {"unit/test_config.py", *GENERAL}),
         ("tests/unit/staged_states.py", {"unit/test_staged_saves.py"}),
-        ("csrc/engine/commit.cpp", set(OF_FOLDER["csrc"])),
+        ("csrc/engine/commit/commit.cpp", set(OF_FOLDER["csrc"])),
         ("docs/api.md", {"docs/test_pages.py"}),
         ("tests/unit/test_ends.py", {"unit/test_ends.py"}),
     ],
@@ -28,7 +28,7 @@ def test_a_change_selects_what_is_near(changed: str, wanted: set[str]) -> None:
 
 
 def test_a_changed_source_selects_the_cases_that_include_its_header() -> None:
-    for source in ("csrc/engine/commit.cpp", "csrc/engine/commit.h"):
+    for source in ("csrc/engine/commit/commit.cpp", "csrc/engine/commit/commit.h"):
         assert "test_commit.cpp" in select([source]).cases
     assert select(["tests/cpp/test_box.cpp"]).cases == ["test_box.cpp"]
 
