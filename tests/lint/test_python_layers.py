@@ -155,3 +155,16 @@ def test_private_modules_stay_in_their_folders() -> None:
 )
 def test_a_private_import_is_found(place: str, line: str, is_fault: bool) -> None:
     assert bool(private_imports(place, line)) == is_fault
+
+
+def test_only_storage_tells_a_url_from_a_path() -> None:
+    """Everything else asks the folder at a place (``storage.folders.folder_at``), whatever its kind is."""
+    places = [path for path in sorted((ROOT / PACKAGE).rglob("*.py")) if path.parent.parts[-1] != "object_store"]
+    importing = {
+        path.relative_to(ROOT / PACKAGE).as_posix()
+        for path in places
+        for name in imported(ast.parse(path.read_text()))
+        if name.startswith("storage.object_store.urls")
+    }
+    assert importing
+    assert {name.split("/")[0] for name in importing} == {"storage"}, importing
