@@ -20,6 +20,7 @@ from olmo_core.distributed.checkpoint import filesystem
 
 import bytecheckpoint
 import bytecheckpoint.olmo
+import bytecheckpoint.storage.folders
 from bytecheckpoint import Config
 from bytecheckpoint.errors import CheckpointNotFoundError
 from bytecheckpoint.olmo import OlmoReader, OlmoWriter
@@ -67,7 +68,7 @@ def test_urls_that_we_do_not_know_go_to_classes_of_olmo(
         assert type(olmo_checkpoint.RemoteFileSystemReader(url)) is OlmoReader
         url = "r2://bucket/run"
     else:
-        monkeypatch.setattr(bytecheckpoint.olmo, "can_use_stores", lambda: False)
+        monkeypatch.setattr(bytecheckpoint.storage.folders, "can_use_stores", lambda: False)
     writer = olmo_checkpoint.RemoteFileSystemWriter(url, thread_count=2, throttle_uploads=True)
     reader = olmo_checkpoint.RemoteFileSystemReader(url, thread_count=2, work_dir=tmp_path)
 
