@@ -43,7 +43,7 @@ def commit_times(paths: Sequence[str]) -> dict[str, int]:
     Raises:
         StorageError: The store refused to say.
     """
-    num_at_once = min([len(paths), *(folder_at(path).num_at_once for path in paths[:1])])
+    num_at_once = min(len(paths), folder_at(paths[0]).num_at_once) if paths else 0
     if num_at_once > 1:
         with ThreadPoolExecutor(num_at_once, "bytecheckpoint-times") as pool:
             times = [*pool.map(_time_of_commit, paths)]

@@ -103,7 +103,7 @@ def digest(
     folder.use(config)
     config = folder.tuned(config)
     with explaining(directory), reading(directory):
-        opened = open_checkpoint(directory, config, kind=_core.Checkpoint, spec=spec, folder=folder, explain=False)
+        opened = open_checkpoint(directory, config, kind=_core.Checkpoint, spec=spec, is_known=True, explain=False)
         return digest_of(opened.wanted, directory, config=config, progress=progress)
 
 

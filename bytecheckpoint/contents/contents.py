@@ -230,7 +230,7 @@ def _ranks_in(path: str) -> list[int]:
 
 
 def _part(path: str, component: str, rank: int | None, config: Config, with_chunks: bool, kind: Any) -> Part:
-    checkpoint = open_checkpoint(path, config, kind=kind, rank=rank, folder=folder_at(path), explain=False).stored
+    checkpoint = open_checkpoint(path, config, kind=kind, rank=rank, is_known=True, explain=False).stored
     return Part(path, component, rank, checkpoint, _items(checkpoint, component, rank, with_chunks))
 
 

@@ -14,7 +14,6 @@ from bytecheckpoint.contents.wrong_path import explaining
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.native import _core
-from bytecheckpoint.storage.folder import Folder
 from bytecheckpoint.storage.folders import folder_at
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def open_checkpoint(
     kind: type[K],
     spec: LoadSpec | None = None,
     rank: int | None = None,
-    folder: Folder | None = None,
+    is_known: bool = False,
     explain: bool = True,
     **limits: Any,
 ) -> Opened[K]:
@@ -59,7 +58,7 @@ def open_checkpoint(
         kind: Class ``Checkpoint`` of the extension module that will do further work with the checkpoint.
         spec: What to take of it, under which names; None takes it as it is.
         rank: The rank whose part is opened, if ranks saved without collectives.
-        folder: The folder there, if the engine knows it already.
+        is_known: Whether the engine knows the storage there already; see ``Folder.use``.
         explain: Whether the error says what is there instead, and what to call.
         limits: More arguments of ``Checkpoint.open``.
 
@@ -69,7 +68,7 @@ def open_checkpoint(
             ``UnsupportedError``, ``StorageError``).
         ConfigError: ``spec`` does not fit the checkpoint.
     """
-    if folder is None:
+    if not is_known:
         folder_at(place).use(config, sys.modules[kind.__module__])
     with explaining(place) if explain else nullcontext():
         stored = kind.open(

@@ -80,7 +80,7 @@ def open_to_load(folder: Folder, config: Config, rank: int | None, max_whole_byt
             config,
             kind=_C.Checkpoint,
             rank=rank,
-            folder=folder,
+            is_known=True,
             explain=rank is None,
             check_pickle=True,
             max_whole_bytes=max_whole_bytes,

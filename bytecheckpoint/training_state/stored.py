@@ -67,9 +67,8 @@ class Stored(Mapping[str, "StoredTensor | None"]):
         self, path: str | os.PathLike[str], config: Config | None = None, spec: LoadSpec | None = None
     ) -> None:
         self.path = os.fspath(path)
-        folder = folder_at(self.path)
-        folder.use(config)
-        opened = open_checkpoint(self.path, config or Config.from_env(), kind=_core.Checkpoint, folder=folder)
+        folder_at(self.path).use(config)
+        opened = open_checkpoint(self.path, config or Config.from_env(), kind=_core.Checkpoint, is_known=True)
         if opened.stored.is_of_byte_checkpoint:
             raise UnsupportedError(f"load({self.path}): {REFERENCE}", self.path)
         if spec is not None:

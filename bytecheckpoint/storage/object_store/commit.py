@@ -24,6 +24,7 @@ from bytecheckpoint.storage.object_store.client import StoreClient
 from bytecheckpoint.storage.object_store.conditions import has_not_changed, refused_in_vain
 from bytecheckpoint.storage.object_store.entries import is_tombstone
 from bytecheckpoint.storage.object_store.tombstones import claim
+from bytecheckpoint.storage.object_store.urls import key_of_url
 
 __all__ = ["StoreCommit", "sweep_grace_s"]
 
@@ -104,7 +105,7 @@ class StoreCommit:
     @property
     def directory_id(self) -> tuple[int, int]:
         """Identifies the URL in this process, as device and inode identify a directory."""
-        return -1, hash(self._client.url)
+        return key_of_url(self._client.url)
 
     def check_right(self) -> None:
         """See ``storage.folder.Commit``: who has the right shows only when ``commit`` sends its request."""

@@ -23,7 +23,8 @@ from bytecheckpoint.storage.object_store.stores import (
     use_store,
     with_store_ring,
 )
-from bytecheckpoint.storage.object_store.urls import is_http, joined
+from bytecheckpoint.storage.object_store.urls import is_http, joined, key_of_url
+from bytecheckpoint.storage.paths import name_of, parent_of
 from bytecheckpoint.storage.small_files import storage_errors
 
 __all__ = ["StoreFolder"]
@@ -74,14 +75,12 @@ class StoreFolder:
         return with_store_ring(config)
 
     def key(self, io_timeout_s: float | None = None) -> tuple[int, int]:
-        return -1, hash(self.place)
+        return key_of_url(self.place)
 
     def is_there(self) -> bool:
         if not self.has_listing:
             return self.has(_MARK)
-        above, _, name = self.place.rpartition("/")
-        above = self.place if above.endswith("/") else above
-        return name in StoreFolder(above).folders() and not self.is_removed()
+        return name_of(self.place) in self._above().folders() and not self.is_removed()
 
     def is_absent(self) -> bool:
         """See ``Folder``: a run without steps is as good as none."""
@@ -138,8 +137,7 @@ class StoreFolder:
             every = client.everything(folder)
         sizes = {each.name[begin:]: each.num_bytes for each in every if not each.is_tombstone}
         if not sizes:  # it may be an object itself
-            above, _, name = self.place.rpartition("/")
-            file = None if above.endswith("/") else StoreFolder(above).file(name)
+            file = self._above().file(name_of(self.place))
             return [] if file is None else [file]
         return [StoredFile(name, size, size) for name, size in sizes.items() if name.partition("/")[0] not in without]
 
@@ -176,6 +174,9 @@ class StoreFolder:
             )
         client = self._used or use_store(self.place, config)
         return StoreCommit(client, overwrite=overwrite, deadline_s=config.commit_deadline_s)
+
+    def _above(self) -> StoreFolder:
+        return StoreFolder(str(parent_of(self.place)))
 
 
 def _nanoseconds(time: datetime) -> int:

@@ -29,11 +29,10 @@ from bytecheckpoint.storage.in_use import unheld
 from bytecheckpoint.storage.names import is_data, is_mark
 from bytecheckpoint.storage.object_store.client import StoreClient
 from bytecheckpoint.storage.object_store.entries import Entry, is_tombstone
-from bytecheckpoint.storage.object_store.folder import StoreFolder
 from bytecheckpoint.storage.object_store.marks import named_files
 from bytecheckpoint.storage.object_store.stores import place_in_store
 from bytecheckpoint.storage.object_store.tombstones import bury
-from bytecheckpoint.storage.object_store.urls import joined
+from bytecheckpoint.storage.object_store.urls import joined, key_of_url
 from bytecheckpoint.storage.parts import inspect_step
 from bytecheckpoint.storage.removal import Outcome
 from bytecheckpoint.storage.small_files import storage_errors
@@ -136,7 +135,7 @@ def _remove_folder(folder: StepFolder, *, remove_others: bool, grace_s: float) -
         return outcome
     tombstones: dict[str, dict[str, Any]] = {}
     for part, of_part in versions.items():
-        with unheld(StoreFolder(joined(client.url, part)).key()) as is_free:
+        with unheld(key_of_url(joined(client.url, part))) as is_free:
             for mark, version in of_part.items() if is_free else ():
                 tombstone = bury(client, mark, version)
                 if tombstone is not None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from bytecheckpoint.errors import ConfigError
 
-__all__ = ["SCHEMES", "is_http", "is_known_store", "is_store_url", "joined", "store_url"]
+__all__ = ["SCHEMES", "is_http", "is_known_store", "is_store_url", "joined", "key_of_url", "store_url"]
 
 # Of the stores that obstore knows, each in the forms that its users write. Over HTTP a checkpoint can only be read.
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "http", "https", "memory")
@@ -33,6 +33,11 @@ def is_known_store(path: object) -> bool:
 def is_http(url: str) -> bool:
     """Whether ``url`` is a folder of a web server, which can only be read, and has no listing."""
     return url.startswith(("http://", "https://"))
+
+
+def key_of_url(url: str) -> tuple[int, int]:
+    """Returns what stands for device and inode of a folder in a store, in this process."""
+    return -1, hash(url)
 
 
 def store_url(path: str | os.PathLike[str]) -> str:
