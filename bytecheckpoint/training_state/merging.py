@@ -230,8 +230,8 @@ def _output_folder(path: Path) -> Iterator[_core.Directory]:
         yield directory
     except BaseException:
         if not was_there:
-            with suppress(OSError):
-                path.rmdir()
+            with suppress(CheckpointError):
+                _core.Directory(str(path.parent)).remove_empty(path.name)
         raise
     directory.sync()
 

@@ -19,6 +19,7 @@
 #include "csrc/io/journal.h"
 #include "csrc/io/late_changes.h"
 #include "csrc/io/object_store.h"
+#include "csrc/io/open_directory.h"
 
 namespace bytecheckpoint::io {
 
@@ -26,6 +27,11 @@ using base::Status;
 
 std::string join(const std::string& directory, const std::string& name) {
   return !directory.empty() && directory.back() == '/' ? directory + name : directory + "/" + name;
+}
+
+std::string name_of(const std::string& path) {
+  const std::string trimmed = path.substr(0, path.find_last_not_of('/') + 1);
+  return trimmed.substr(trimmed.rfind('/') + 1);
 }
 
 std::string parent_of(const std::string& path) {
@@ -128,8 +134,10 @@ Status make_directories(const std::string& path, bool sync, std::vector<std::str
 
 void remove_empty_directories(const std::vector<std::string>& paths) {
   for (auto path = paths.rbegin(); path != paths.rend(); ++path) {
-    if (::rmdir(path->c_str()) != 0) return;  // somebody uses it or has removed it
-    BCP_JOURNAL(removed(*path));
+    const auto parent = OpenDirectory::open(parent_of(*path));
+    if (!parent.is_ok()) return;
+    const Status outcome = parent.value().remove_directory(name_of(*path));
+    if (!outcome.is_ok()) return;  // somebody uses it
   }
 }
 

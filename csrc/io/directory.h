@@ -15,6 +15,8 @@ std::string join(const std::string& directory, const std::string& name);
 
 /// Returns the directory that `path` is in: `.` for a single name, `/` for the root.
 std::string parent_of(const std::string& path);
+/// Returns the last name in `path`.
+std::string name_of(const std::string& path);
 
 /// What kind of entry a name is. kOther: a symbolic link, FIFO, socket or device.
 enum class EntryType { kAbsent, kRegular, kDirectory, kOther };
@@ -45,7 +47,8 @@ base::Status make_directories(const std::string& path, bool sync, std::vector<st
 /// errno.
 int open_directory(const std::string& path);
 
-/// Removes empty directories, from the last one on. Stops at the first that cannot be removed.
+/// Removes empty directories, from the last one on, as `OpenDirectory::remove_directory` does it. Stops at the first
+/// that cannot be removed.
 void remove_empty_directories(const std::vector<std::string>& paths);
 
 /// Returns the names in `path` without `.` and `..`, in the order of the file system.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -81,15 +82,25 @@ TEST_CASE("directory: says which it has made, of which those that are empty can 
   const TempDir dir;
   std::vector<std::string> made;
   EXPECT_OK(make_directories(dir / "a", false));
-  EXPECT_OK(make_directories(dir / "a/b/c", true, &made));
-  CHECK(made == std::vector<std::string>{dir / "a/b", dir / "a/b/c"});
+  EXPECT_OK(make_directories(dir / "a/b/c/", true, &made));
+  CHECK(made == std::vector<std::string>{dir / "a/b", dir / "a/b/c/"});
   test::write_all(dir / "a/b/file", "");
   remove_empty_directories(made);
   CHECK_FALSE(dir.has("a/b/c"));
   remove_empty_directories(made);
   CHECK(dir.has("a/b/file"));
+  test::write_all(dir / "a/b/.fuse_hidden0001", "");  // FUSE hears of the last close late
+  std::thread closing([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_OK(remove_file(dir / "a/b/.fuse_hidden0001"));
+  });
+  EXPECT_OK(remove_file(dir / "a/b/file"));
+  remove_empty_directories({dir / "a/b"});
+  closing.join();
+  CHECK_FALSE(dir.has("a/b"));
   made.clear();
-  EXPECT_FAILURE(kStorage, "file", make_directories(dir / "a/b/file/c", false, &made));
+  test::write_all(dir / "a/file", "");
+  EXPECT_FAILURE(kStorage, "file", make_directories(dir / "a/file/c", false, &made));
   CHECK(made.empty());
 }
 
