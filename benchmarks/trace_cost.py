@@ -34,7 +34,7 @@ from bytecheckpoint.observability.journal import append
 from bytecheckpoint.observability.observers import flush
 from bytecheckpoint.observability.records import record_of
 from bytecheckpoint.report import RankSaveReport, SaveReport
-from bytecheckpoint.runtime.call_trace import CallTrace
+from bytecheckpoint.calls.trace import CallTrace
 
 MODES = ("off", "summary", "full")
 STATES = {"large": (64, 1 << 22), "small": (20_000, 1 << 12)}

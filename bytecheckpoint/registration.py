@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import SavePlanner
 
-from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, is_called_by_async_save, lets_dcp_choose_ranks
+from bytecheckpoint.calls.of_dcp import SAVE_FLOW, AsyncSaveCall, FlowCall, is_called_by_async_save
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.call_context import explicit_call
 from bytecheckpoint.dcp.direct_calls import failing_planner, save_over_group
@@ -279,13 +279,15 @@ def _with_call_context(flow: Callable[..., Any], storage: str, planner_of_now: C
     @wraps(flow)
     def with_context(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        if is_unaware() and isinstance(given[storage], BcpWriter) and lets_dcp_choose_ranks():
+        around = FlowCall.of_thread(SAVE_FLOW) if isinstance(given[storage], BcpWriter) else None
+        if around is not None and is_unaware() and around.lets_dcp_choose_ranks:
             refuse_unaware_rank("save", str(given[storage].path))
         if given.get("planner") is None:
             given["planner"] = planner_of_now()()
         state, _of_thread.given = getattr(_of_thread, "given", None), None
         staged = state and state()
-        with explicit_call(given[storage], staging_of(staged), **given), claimed(staged):
+        is_in_background = around is not None and around.background is not None
+        with explicit_call(given[storage], staging_of(staged), is_in_background, **given), claimed(staged):
             return flow(**given)
 
     return with_context

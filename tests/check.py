@@ -44,7 +44,8 @@ SUITES = ("unit", "distributed", "interop", "docs", "storage", "faults", "framew
 OF_FOLDER = {
     "checkpoint": ("unit/test_steps.py", "unit/test_retention.py", "unit/test_digests.py"),
     "cli": ("unit/test_cli_process.py",),
-    "compat": ("unit/test_calls.py", "unit/test_objects.py"),
+    "calls": ("unit/test_calls.py", "unit/test_call_context.py", "unit/test_live_pages.py"),
+    "compat": ("unit/test_objects.py",),
     "contents": ("unit/test_cli_show.py", "unit/test_cli_diff.py", "unit/test_standard_objects.py"),
     "convert": ("interop/test_convert_to_torch.py", "interop/test_safetensors.py"),
     "csrc": ("unit/test_round_trip.py", "unit/test_planning.py", "interop/test_golden.py", "interop/test_stock.py"),

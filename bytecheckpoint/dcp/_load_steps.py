@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 
+from bytecheckpoint.calls.phases import Phases
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents.opening import open_checkpoint
@@ -23,7 +24,6 @@ from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
 from bytecheckpoint.native import _C, _core
 from bytecheckpoint.observability.observers import note_call, note_trace
 from bytecheckpoint.report import LoadReport, RankLoadReport
-from bytecheckpoint.runtime.phases import Phases
 from bytecheckpoint.sharing.exchange import Exchange
 from bytecheckpoint.sharing.report_gather import ReportGather
 from bytecheckpoint.storage.folder import Folder

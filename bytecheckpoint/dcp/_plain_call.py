@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 import sys
 import typing
 from collections.abc import Callable
-from types import CellType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import default_planner
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
+from bytecheckpoint.calls.of_dcp import cell_of
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
@@ -144,17 +144,8 @@ def _plan(
         return "DCP of this torch does not keep its planner where we look for it"
     if why := theirs.why_touched(planner):
         return f"planner: {why}"
-    cell = _cell_of(variables.get("local_step"), planner)
-    if cell is None:
+    cell = cell_of(variables.get("local_step"), "planner")
+    if cell is None or cell.cell_contents is not planner:
         return "DCP's function keeps its planner elsewhere"
     cell.cell_contents = variables["planner"] = ours(**theirs.options(planner))
     return ""
-
-
-def _cell_of(function: Any, planner: object) -> CellType | None:
-    """Returns the variable in which ``function``, of DCP, finds its planner; None if that is not to be found."""
-    inside = inspect.unwrap(function) if callable(function) else None
-    if not isinstance(inside, FunctionType) or "planner" not in inside.__code__.co_freevars:
-        return None
-    cell = (inside.__closure__ or ())[inside.__code__.co_freevars.index("planner")]
-    return cell if cell.cell_contents is planner else None

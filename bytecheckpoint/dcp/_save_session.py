@@ -4,8 +4,8 @@
 DCP tells a writer when a save begins and, if all goes well, when it ends. If another rank fails, DCP calls no further
 hook on the coordinator. A cycle of exception and frame then keeps the objects of the failed save alive until the
 garbage collector runs. The right to commit must not live that long, because other processes would find the path busy.
-So while the coordinator holds the right, a thread of it watches DCP's own call, and gives the right back once that call
-has left its thread.
+So while the coordinator holds the right, DCP's own call is watched, and the right is given back once that call has
+left its thread.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import platform
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bytecheckpoint.compat.dcp_calls import lets_dcp_choose_ranks
+from bytecheckpoint.calls.phases import Phases
+from bytecheckpoint.calls.trace import CallTrace
+from bytecheckpoint.calls.watch import watch
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.distributed.call_order import number_of_turn
@@ -30,11 +32,8 @@ from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError
 from bytecheckpoint.native import _C
 from bytecheckpoint.report import RankSaveReport, SaveReport
-from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
-from bytecheckpoint.runtime.live_calls import Running
 from bytecheckpoint.runtime.per_process import HomeProcess
-from bytecheckpoint.runtime.phases import Phases
 from bytecheckpoint.storage.folder import Commit, Folder
 from bytecheckpoint.storage.folders import folder_at
 
@@ -52,7 +51,6 @@ __all__ = [
 
 _logger = logging.getLogger("bytecheckpoint")
 
-_WATCH_INTERVAL_S = 0.1
 _TAKE_AWAY_S = 2.0
 
 
@@ -172,18 +170,24 @@ class SaveSession:
             raise error
 
     def monitor(self, deadline_s: float) -> None:
-        """Starts a thread that ends the save at its deadline, or when DCP's call has ended without calling ``finish``.
+        """Makes the save end at its deadline, or when DCP's call has ended without calling ``finish``.
 
         Args:
             deadline_s: Seconds from now.
         """
-        call = self.context.call
-        # The thread refers to the session weakly: if nobody else holds it, the destructor of its commit ends the save.
-        arguments = (weakref.ref(self), self._over, self.thread, call, time.monotonic() + deadline_s)
-        watching = threading.Thread(target=_watch, args=arguments, name="bytecheckpoint-save", daemon=True)
-        # If no thread can be started, the save ends with its own thread, or when the next save begins.
-        with contextlib.suppress(RuntimeError):
-            watching.start()
+        # A weak reference: if nobody else holds the session, the destructor of its commit ends the save.
+        ref, over, thread, call = weakref.ref(self), self._over, self.thread, self.context.call
+        deadline = time.monotonic() + deadline_s
+
+        def look() -> bool:
+            if over.is_set():
+                return False
+            if (thread.is_alive() if call is None else call.is_running()) and time.monotonic() < deadline:
+                return True
+            session = ref()
+            return session is not None and not _begun(session.end)
+
+        watch(look)
 
 
 def take_right_away(path: str, save_id: str) -> None:
@@ -205,21 +209,13 @@ def take_right_away(path: str, save_id: str) -> None:
     unlinking.join(_TAKE_AWAY_S)
 
 
-def _watch(
-    ref: weakref.ref[SaveSession],
-    over: threading.Event,
-    thread: threading.Thread,
-    call: Running | None,
-    deadline: float,
-) -> None:
-    while not over.wait(_WATCH_INTERVAL_S):
-        running = thread.is_alive() if call is None else call.is_running()
-        if running and time.monotonic() < deadline:
-            continue
-        session = ref()
-        if session is not None:
-            session.end()  # no effect on a commit that has reached its rename
-        return
+def _begun(end: Callable[[], None]) -> bool:
+    """Calls ``end`` in a thread of its own, since storage may not answer. Returns False if none can be started."""
+    try:
+        threading.Thread(target=end, name="bytecheckpoint-save", daemon=True).start()
+    except RuntimeError:
+        return False
+    return True
 
 
 _of_thread = threading.local()
@@ -231,7 +227,7 @@ def begin_session(path: str, save_id: str, context: CallContext, config: Config)
     Raises:
         ConfigError: A launcher has started several ranks, and DCP saves this one as if it were alone.
     """
-    if context.size < 2 and is_unaware() and not context.is_explicit and lets_dcp_choose_ranks():
+    if context.size < 2 and is_unaware() and not context.is_explicit and context.lets_dcp_choose_ranks:
         refuse_unaware_rank("save", path)
     earlier: weakref.ref[SaveSession] | None = getattr(_of_thread, "session", None)
     session = None if earlier is None else earlier()

@@ -13,8 +13,8 @@ from errno import ETIMEDOUT
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
+from bytecheckpoint.calls.progress import progress_bar
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
-from bytecheckpoint.compat.dcp_calls import background_call
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._cancelling import Cancelling
 from bytecheckpoint.dcp._execute_plan import execute_plan
@@ -30,7 +30,6 @@ from bytecheckpoint.native import _C
 from bytecheckpoint.planning.assignment import plan_to_write
 from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.report import SaveReport
-from bytecheckpoint.runtime.progress import progress_bar
 from bytecheckpoint.storage.last_used import note_commit
 
 __all__ = ["SaveOptions", "commit_save", "take_right", "write_part"]
@@ -201,7 +200,6 @@ def _start_job(session: SaveSession, options: SaveOptions, plan: _C.WritePlan) -
     session.use_folder(config)
     config = session.folder.tuned(config)
     session.phases.trace.expect(plan.num_bytes)
-    is_background = session.context.staging is not None or background_call() is not None
     return _C.SaveJob(
         directory=session.path,
         rank=session.rank,
@@ -211,7 +209,7 @@ def _start_job(session: SaveSession, options: SaveOptions, plan: _C.WritePlan) -
         num_io_threads=config.io_threads,
         ring_bytes=config.ring_bytes,
         expected_bytes=plan.num_bytes,
-        niceness=config.niceness if is_background else 0,
+        niceness=config.niceness if session.context.is_in_background else 0,
         bytes_per_s=config.write_bytes_per_s,
         io_timeout_s=config.io_timeout_s,
         visibility_timeout_s=config.visibility_timeout_s,

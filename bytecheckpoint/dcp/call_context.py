@@ -24,8 +24,10 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageWriter
 
+from bytecheckpoint.calls.call import Call, StatedCall
+from bytecheckpoint.calls.of_dcp import LOAD_FLOW, SAVE_FLOW, FlowCall, cell_of, own_function
+from bytecheckpoint.calls.trace import CallTrace
 from bytecheckpoint.compat import private_names as _compat
-from bytecheckpoint.compat.frames import ExplicitCall, find_call
 from bytecheckpoint.dcp.safe_exchange import send_failures_safely
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.distributed.groups import monitor_of
@@ -35,15 +37,10 @@ from bytecheckpoint.observability.failures import CallFailure
 from bytecheckpoint.observability.observers import note_failure
 from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
 from bytecheckpoint.probes.probe import holds
-from bytecheckpoint.runtime.call_trace import CallTrace
-from bytecheckpoint.runtime.live_calls import Running
-from bytecheckpoint.staging.staged_state import StagingTime
+from bytecheckpoint.staging.staged_state import StagingTime, claim_of_call
 
 __all__ = ["CallContext", "explicit_call"]
 
-# The functions in which DCP runs the hooks: module and name.
-_SAVE_FLOW = ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict")
-_LOAD_FLOW = ("torch.distributed.checkpoint.state_dict_loader", "_load_state_dict")
 # DCP's own method, as it was when this module was imported. It cannot fail.
 _FINISH_PLAN = DefaultLoadPlanner.finish_plan
 
@@ -60,19 +57,24 @@ class CallContext:
         as_given: Why the call keeps the planner that it has, and was given none of ours; "" if it has one of ours, or
             nobody asked.
         use_collectives: Whether the ranks of a save commit together; None in a load, and if it is not known.
+        lets_dcp_choose_ranks: Whether a bare ``dcp.save`` was called without ``no_dist=True``; False if that is not
+            known.
     """
 
-    def __init__(self, call: Running | None = None) -> None:
+    def __init__(self, call: Call | None = None) -> None:
         self.call = call
         self.size = 0
         self.use_collectives: bool | None = None
         self.staging: StagingTime | None = None
         self.as_given = ""
+        self.lets_dcp_choose_ranks = False
+        self._is_in_background = False
         self._rank = self._coordinator = 0
         self._group: Callable[[], dist.ProcessGroup | None] = _nothing
         self._is_default_group = False
         self._planner: Callable[[], Any] = _nothing
         self._storage: Callable[[], Any] = _nothing
+        self._global_step: Callable[[], Any] = _nothing
         self._is_taken = False
         self._began_at = time.time()
         self._is_failure_noted = False
@@ -83,11 +85,12 @@ class CallContext:
         """Returns the context of the save in which a hook of ``asking`` runs.
 
         Args:
-            asking: Writer or planner of the save. A writer must ask only once in a save.
-            plan: May give the save another planner, if its call was found in a frame: it gets the variables of the
-                call, and returns what ``as_given`` is to say.
+            asking: Writer or planner of the save. A writer must ask only once in a save. If the state of the save was
+                staged, the memory of the state then stays until the save has ended.
+            plan: Of a writer. May give the save another planner, if its call was found in a frame: it gets the
+                variables of the call, and returns what ``as_given`` is to say.
         """
-        return cls._of_hook(asking, _SAVE_FLOW, "storage_writer", plan)
+        return cls._of_hook(asking, SAVE_FLOW, "storage_writer", plan)
 
     @classmethod
     def of_load(cls, asking: object, plan: Callable[[dict[str, Any]], str] | None = None) -> CallContext:
@@ -97,7 +100,7 @@ class CallContext:
             asking: Reader of the load. It must ask only once in a load.
             plan: See ``of_save``.
         """
-        return cls._of_hook(asking, _LOAD_FLOW, "storage_reader", plan)
+        return cls._of_hook(asking, LOAD_FLOW, "storage_reader", plan)
 
     @classmethod
     def _of_hook(
@@ -110,15 +113,18 @@ class CallContext:
         _found.context = None
         if found is not None and found.is_running() and found.planner is asking:
             return found
-        call, variables = find_call(*flow)
-        if call is None:
-            return cls()
-        send_failures_safely(variables)
-        context = cls(call)
-        context.as_given = plan(variables) if plan else ""
-        context._fill(variables.get(storage), variables, knows_ranks=holds(EXCHANGE))
-        if context.is_with(asking):
-            _found.context = context
+        around = FlowCall.of_thread(flow)
+        context = cls(around.call)
+        context.lets_dcp_choose_ranks = around.lets_dcp_choose_ranks
+        context._is_in_background = around.background is not None
+        if plan is not None:
+            context.staging = claim_of_call(around)
+        if around.call is not None:
+            send_failures_safely(around.variables)
+            context.as_given = plan(around.variables) if plan else ""
+            context._fill(around.variables.get(storage), around.variables, knows_ranks=holds(EXCHANGE))
+            if context.is_with(asking):
+                _found.context = context
         return context
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -126,6 +132,7 @@ class CallContext:
 
     def _fill(self, storage: object, arguments: Mapping[str, Any], *, knows_ranks: bool) -> None:
         self._storage, self._planner = _weakly(storage), _weakly(arguments.get("planner"))
+        self._global_step = _weakly(own_function(arguments.get("global_step")))
         self.use_collectives = arguments.get("use_collectives")
         if not knows_ranks or not holds(GROUPS):
             return
@@ -159,7 +166,12 @@ class CallContext:
     @property
     def is_explicit(self) -> bool:
         """Whether ``explicit_call`` stated the call, rather than that it was found in a frame."""
-        return isinstance(self.call, ExplicitCall)
+        return isinstance(self.call, StatedCall)
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether training goes on beside the call: its state was staged, or DCP runs it in a thread or process."""
+        return self.staging is not None or self._is_in_background
 
     def is_with(self, storage: object) -> bool:
         """Returns whether ``storage`` is the very writer or reader that was passed to DCP."""
@@ -242,11 +254,14 @@ class CallContext:
         """Notes the method that undoes the save of this call, if the call fails where none of our hooks hears of it."""
         self._end_save = weakref.WeakMethod(end)
 
-    @staticmethod
-    def planned_metadata() -> Metadata | None:
-        """Returns the metadata that the planner made for all ranks in this thread's save; None if not found."""
-        _, variables = find_call(*_SAVE_FLOW)
-        planned = variables.get("global_metadata")
+    def planned_metadata(self) -> Metadata | None:
+        """Returns the metadata that the planner of the save made for all ranks; None if they are not found."""
+        step = self._global_step()
+        if step is None:  # nobody has looked for DCP's own function yet
+            planned = FlowCall.of_thread(SAVE_FLOW).variables.get("global_metadata")
+        else:
+            cell = cell_of(step, "global_metadata")
+            planned = None if cell is None else cell.cell_contents
         return planned if isinstance(planned, Metadata) else None
 
 
@@ -267,17 +282,20 @@ _found = threading.local()
 
 
 @contextmanager
-def explicit_call(storage: Any, staging: StagingTime | None = None, **arguments: Any) -> Iterator[None]:
+def explicit_call(
+    storage: Any, staging: StagingTime | None = None, is_in_background: bool = False, **arguments: Any
+) -> Iterator[None]:
     """States the context of a ``with`` block that runs DCP's flow of hooks. The call ends with the block.
 
     Args:
         storage: Writer or reader of the call.
         staging: When the state of the save was staged; None if it was not.
+        is_in_background: Whether DCP runs the call in a thread or process of its own.
         arguments: Arguments of DCP's flow. Those that are left out have the defaults of the flow.
     """  # noqa: DOC501
-    call = ExplicitCall()
+    call = StatedCall()
     context = CallContext(call)
-    context.staging = staging
+    context.staging, context._is_in_background = staging, is_in_background
     context._fill(storage, {"use_collectives": True, **arguments}, knows_ranks=True)
     token = _explicit.set(context)
     try:

@@ -16,6 +16,8 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
+from bytecheckpoint.calls.progress import progress_bar
+from bytecheckpoint.calls.trace import CallTrace
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents.safe_objects import load_plain_data, plain_object, plain_record
@@ -30,8 +32,6 @@ from bytecheckpoint.native import _C
 from bytecheckpoint.planning.plan_items import source_of
 from bytecheckpoint.probes.of_torch import LOADS_OF_GAPS
 from bytecheckpoint.probes.probe import holds, require
-from bytecheckpoint.runtime.call_trace import CallTrace
-from bytecheckpoint.runtime.progress import progress_bar
 from bytecheckpoint.sharing.exchange import Exchange
 from bytecheckpoint.tensors.casts import Cast, keeps_values
 from bytecheckpoint.tensors.dtensor_pieces import refuse_pieces

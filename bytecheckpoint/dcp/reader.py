@@ -16,6 +16,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from bytecheckpoint.calls.phases import Phases
+from bytecheckpoint.calls.trace import CallTrace
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._failed_metadata import FailedMetadata, typed
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
@@ -34,9 +36,7 @@ from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import LoadReport
-from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.descriptions import described
-from bytecheckpoint.runtime.phases import Phases
 from bytecheckpoint.sharing.asked_keys import Unfilled
 from bytecheckpoint.sharing.choice import ReadPreferences, choose_reading
 from bytecheckpoint.sharing.report_gather import ReportGather

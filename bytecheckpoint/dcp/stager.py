@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from bytecheckpoint.compat.dcp_calls import AsyncSaveCall
+from bytecheckpoint.calls.of_dcp import AsyncSaveCall
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp.save_planner import stores_parts, to_stage

@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from bytecheckpoint.calls.frames import is_called_by_executor
 from bytecheckpoint.compat import private_names as _compat
-from bytecheckpoint.compat.frames import is_called_by_executor
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._cancelling import Cancelling
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
@@ -45,7 +45,7 @@ from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import SaveReport
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.gil_interval import quick_switches
-from bytecheckpoint.staging.staged_state import claim_of_call, note_upload
+from bytecheckpoint.staging.staged_state import note_upload
 from bytecheckpoint.storage.paths import can_be_place, location, working_directory
 
 __all__ = ["BcpWriter"]
@@ -230,8 +230,6 @@ class BcpWriter(StorageWriter):
     def storage_meta(self) -> StorageMeta:
         """Begins a save: draws its id and makes its session."""
         call = CallContext.of_save(self, functools.partial(plan_save, self, config=self.config))
-        if not call.is_explicit:  # else our entry point, which named the call, has claimed the state
-            call.staging = claim_of_call()
         session = begin_session(str(self.checkpoint_id), _C.draw_save_id(), call, self.config)
         session.watch_ranks()
         others = [other for other in getattr(self._of_thread, "sessions", ()) if other.is_running()]

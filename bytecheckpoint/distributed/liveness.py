@@ -22,6 +22,7 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 
+from bytecheckpoint.calls.call import Call, Doing
 from bytecheckpoint.compat.private_names import close_connections, is_registered
 from bytecheckpoint.distributed.liveness_frames import (
     FRAME,
@@ -37,7 +38,6 @@ from bytecheckpoint.distributed.monitors_here import note
 from bytecheckpoint.distributed.sent_data import SentData, address_of_bytes, address_to_bytes
 from bytecheckpoint.distributed.waits import allow_leaving, leave_waits
 from bytecheckpoint.errors import RankLostError
-from bytecheckpoint.runtime.live_calls import Doing, Running, doing
 from bytecheckpoint.runtime.per_process import HomeProcess
 from bytecheckpoint.runtime.place import Place
 
@@ -101,7 +101,7 @@ class LivenessMonitor:
         self._frames: list[bytes] = []  # frames to send
         self._num_calls = 0
         self._num_kept = 0
-        self._calls: list[tuple[Running, OnLoss | None]] = []
+        self._calls: list[tuple[Call, OnLoss | None]] = []
         self._holder: tuple[int, bytes] | None = None
         self._is_closing = False
         now = time.monotonic()
@@ -136,7 +136,7 @@ class LivenessMonitor:
                 self._num_calls -= 1
             self._ring()
 
-    def note_call(self, call: Running, on_loss: OnLoss | None = None) -> None:
+    def note_call(self, call: Call, on_loss: OnLoss | None = None) -> None:
         """Notes that this rank is in ``call``, a call of DCP, until that has ended.
 
         Args:
@@ -333,7 +333,7 @@ class LivenessMonitor:
 
     def _say_alive(self, in_call: bool) -> None:
         with self._lock:
-            known = [of_call for call, _ in self._calls if (of_call := doing(call)) is not None]
+            known = [of_call for call, _ in self._calls if (of_call := call.doing()) is not None]
         self._send_to_all(Kind.BEAT, in_call, self._rank, doing_to_bytes(known[-1]) if known else NO_ID)
 
     def _send_frames(self) -> None:

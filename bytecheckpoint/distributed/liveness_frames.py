@@ -9,8 +9,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bytecheckpoint.calls.call import Doing
 from bytecheckpoint.listing import listed
-from bytecheckpoint.runtime.live_calls import Doing
 from bytecheckpoint.runtime.place import Place
 
 __all__ = ["FRAME", "NO_ID", "SECONDS", "Kind", "Link", "LossReason", "doing_to_bytes", "in_words"]

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from bytecheckpoint.calls.stalls import WAITS_FOR_RANKS
 from bytecheckpoint.config import Config
 from bytecheckpoint.observability.failures import CallFailure
 from bytecheckpoint.observability.findings import findings
@@ -29,7 +30,6 @@ from bytecheckpoint.observability.work_thread import WorkThread
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
-from bytecheckpoint.runtime.live_calls import WAITS_FOR_RANKS
 from bytecheckpoint.runtime.per_process import PerProcess
 
 __all__ = [

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import LoadPlan
 
+from bytecheckpoint.calls.trace import CallTrace
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.errors import CheckpointError, InvalidPlanError, RankError, sendable
 from bytecheckpoint.native import _C
-from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.interrupts import DeferredInterrupt
 from bytecheckpoint.sharing.choice import AUTO, COOPERATIVE, INDEPENDENT, ReadStrategy, is_worth_sharing
 from bytecheckpoint.sharing.memory import MemoryPlace, SharedMemory, are_together

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import torch
 
+from bytecheckpoint.calls.trace import CallTrace
 from bytecheckpoint.distributed.channel import Channel
 from bytecheckpoint.distributed.waits import Message
 from bytecheckpoint.errors import CheckpointError
-from bytecheckpoint.runtime.call_trace import CallTrace
 
 __all__ = ["HEADER", "PAYLOAD", "TAKEN", "PeerMessages"]
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import LoadPlan
 
+from bytecheckpoint.calls.trace import MOST_TRACE_BYTES
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.report import RankLoadReport
 from bytecheckpoint.report.rank_trace import RankTrace
-from bytecheckpoint.runtime.call_trace import MOST_TRACE_BYTES
 from bytecheckpoint.runtime.interrupts import DeferredInterrupt
 from bytecheckpoint.sharing.choice import ReadStrategy
 

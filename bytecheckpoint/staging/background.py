@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from bytecheckpoint.calls.watch import wait_until
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _C
@@ -40,7 +41,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-_LOOK_INTERVAL_S = 0.02
 # `shutdown` waits for exporters as long as it is given, within these limits.
 _LEAST_EXPORT_S, _MOST_EXPORT_S = 1.0, 60.0
 # Once the end of the process has waited this long for a save, it logs what it waits for.
@@ -305,10 +305,8 @@ def wait_for_saves(timeout_s: float | None = None) -> None:
     for save in [] if saves is None else saves.running():
         if not save.wait(end):
             raise TimeoutError(f"the background save to {save.path} is still under way after {timeout_s} s")
-    while is_any_saved():  # by DCP, which gives a future to its caller alone
-        if end is not None and time.monotonic() >= end:
-            raise TimeoutError(f"a background save is still under way after {timeout_s} s")
-        time.sleep(_LOOK_INTERVAL_S)
+    if not wait_until(lambda: not is_any_saved(), end):  # by DCP, which gives a future to its caller alone
+        raise TimeoutError(f"a background save is still under way after {timeout_s} s")
 
 
 def wait_for_queue(queue: str) -> None:
@@ -383,16 +381,13 @@ def handle_sigterm(exit_timeout_s: float) -> None:
     """
 
     def wait_for_all(since: float) -> None:
-        end = since + exit_timeout_s
-        while True:
+        def are_over() -> bool:
             saves = _saves.get()
             saves.end(since)
             # In this order: a save that begins is in `running()` before it leaves `is_any_saved()`.
-            if not is_any_saved() and not saves.running():
-                return
-            if time.monotonic() >= end:
-                _logger.error("SIGTERM: a background save is still under way after %g s", exit_timeout_s)
-                return
-            time.sleep(_LOOK_INTERVAL_S)
+            return not is_any_saved() and not saves.running()
+
+        if not wait_until(are_over, since + exit_timeout_s):
+            _logger.error("SIGTERM: a background save is still under way after %g s", exit_timeout_s)
 
     _sigterm.handle_sigterm(wait_for_all)

@@ -22,20 +22,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, background_call, is_any_in_background
-from bytecheckpoint.compat.frames import Call
+from bytecheckpoint.calls.call import Call
+from bytecheckpoint.calls.of_dcp import AsyncSaveCall, background_call, is_any_in_background
+from bytecheckpoint.calls.watch import LOOK_INTERVAL_S
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, StagingBusyError, StorageError
 from bytecheckpoint.native import _C
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
-from bytecheckpoint.runtime.live_calls import Running
 from bytecheckpoint.staging.save_queue import is_in_queue
 from bytecheckpoint.staging.save_ranks import SaveRanks
 
 __all__ = ["SaveLease", "StagedMemory", "is_any_saved", "is_saved_in_this_thread", "wait_for_lease"]
 
-# How often staging looks whether a save has ended, unless something reports that sooner.
-_LOOK_INTERVAL_S = 0.02
 # DCP resolves its future inside the call that we watch, which returns very soon after. So with on_staging_busy="raise"
 # the next state waits this long before staging raises.
 _BUSY_GRACE_S = 0.25
@@ -121,7 +119,7 @@ class StagedMemory:
         if self.world is not None:
             self.world.check_begin()
 
-    def claim(self, call: Running, *, is_background: bool) -> None:
+    def claim(self, call: Call, *, is_background: bool) -> None:
         """Keeps the state for a save until ``call`` has ended.
 
         Args:
@@ -188,7 +186,7 @@ class _Use:
         is_background: Whether DCP runs the save in a thread or process of its own.
     """
 
-    call: Running
+    call: Call
     lease: SaveLease
     is_background: bool
 
@@ -353,7 +351,7 @@ def wait_for_lease(num_bytes: int, config: Config, is_shareable: bool, what: str
                 else "something still holds a staged state that no save uses",
                 _holders(),
             )
-        _C.wait_for_release(_LOOK_INTERVAL_S)
+        _C.wait_for_release(LOOK_INTERVAL_S)  # or until somebody says that a save has ended
 
 
 def _holders() -> str:

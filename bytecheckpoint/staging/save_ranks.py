@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, DcpSave
+from bytecheckpoint.calls.of_dcp import AsyncSaveCall, DcpSave
 from bytecheckpoint.errors import ProcessGroupChangedError
 
 __all__ = ["SaveRanks"]

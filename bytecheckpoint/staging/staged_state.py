@@ -9,9 +9,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
@@ -19,9 +20,10 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
+from bytecheckpoint.calls.call import StatedCall
+from bytecheckpoint.calls.frames import line_of_caller
+from bytecheckpoint.calls.of_dcp import AsyncSaveCall, FlowCall
 from bytecheckpoint.compat import private_names as _compat
-from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, DcpSave, background_call
-from bytecheckpoint.compat.frames import ExplicitCall, line_of_caller
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import DeviceError, InvalidPlanError
 from bytecheckpoint.native import _C
@@ -48,9 +50,6 @@ __all__ = [
     "staging_of",
 ]
 
-# How often a thread looks whether a call in another thread has ended.
-_LOOK_INTERVAL_S = 0.02
-
 _logger = logging.getLogger("bytecheckpoint")
 
 
@@ -72,19 +71,18 @@ def note_upload() -> None:
         call.staged._memory.submit(call.upload)
 
 
-def claim_of_call() -> StagingTime | None:
-    """Keeps the state that DCP saves in this thread, if it was staged, until that call of DCP has ended.
+def claim_of_call(call: FlowCall) -> StagingTime | None:
+    """Keeps the state that DCP saves in ``call``, if it was staged, until that call has ended.
 
     Returns:
         When the state was staged; None if it was not.
     """
-    save = DcpSave.of_thread()
-    if save is None:
+    if call.save is None:
         return None
-    if isinstance(save.state, StagedState):
-        in_background = background_call()
-        save.state._memory.claim(in_background or save.call, is_background=in_background is not None)
-    return staging_of(save.state)
+    if isinstance(call.save.state, StagedState):
+        is_background = call.background is not None
+        call.save.state._memory.claim(call.background or call.save.call, is_background=is_background)
+    return staging_of(call.save.state)
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def staging_of(state: object) -> StagingTime | None:
 @contextmanager
 def claimed(state: object) -> Iterator[None]:
     """Keeps ``state``, if it was staged, until the end of a ``with`` block that saves it."""
-    call = ExplicitCall()
+    call = StatedCall()
     if isinstance(state, StagedState):
         state._memory.claim(call, is_background=False)
     try:
@@ -127,6 +125,11 @@ def end_of_save(staged: Any) -> None:
         staged._memory.end_of_save()
     elif isinstance(staged, Future):
         staged.add_done_callback(lambda done: None if _has_failed(done) else end_of_save(done.result()))
+
+
+def _fail(future: Future[Any], failure: Exception) -> None:
+    with suppress(InvalidStateError):  # it has failed already
+        future.set_exception(failure)
 
 
 def _has_failed(done: Future[Any]) -> bool:
@@ -380,11 +383,13 @@ def _complete_in_thread(
             staged.give_up()
             memory.release()
             # DCP looks once whether the future is done, and takes a future that is done for a success. So this waits
-            # until that call of DCP has ended.
-            while memory.begun_by is not None and memory.begun_by.is_running():
-                time.sleep(_LOOK_INTERVAL_S)
-            # DCP passes on nothing but an Exception.
-            future.set_exception(error if isinstance(error, Exception) else DeviceError(f"staging: {error!r}"))
+            # until that call of DCP has ended. DCP passes on nothing but an Exception.
+            failure = error if isinstance(error, Exception) else DeviceError(f"staging: {error!r}")
+            fail = partial(_fail, future, failure)
+            if memory.begun_by is None:
+                fail()
+            else:
+                memory.begun_by.on_end(fail)
             return
         memory.is_filled_later = False
         future.set_result(state)

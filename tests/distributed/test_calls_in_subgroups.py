@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from support.public_calls import CALLS, Place, prepare
 from support.ranks import run_ranks
 
-from bytecheckpoint import new_group
+from bytecheckpoint import BcpReader, BcpWriter, new_group
+from bytecheckpoint.calls import of_dcp
 
 
 def call_in_subgroups(root: Path, is_watched: bool) -> None:
@@ -45,3 +47,20 @@ def call_in_subgroups(root: Path, is_watched: bool) -> None:
 def test_calls_in_subgroups_and_then_over_all(tmp_path: Path, is_watched: bool) -> None:
     prepare(tmp_path / "ready")
     run_ranks(3, call_in_subgroups, tmp_path, is_watched)
+
+
+def look_for_calls(root: Path) -> int:
+    """Saves and loads by DCP itself over ranks 0 and 1. Returns how often this rank has looked for the call."""
+    looks, find_calls = [], of_dcp.find_calls
+    of_dcp.find_calls = lambda *functions, **more: looks.append(functions) or find_calls(*functions, **more)  # type: ignore[func-returns-value]
+    group = dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        state = {"a": torch.full((4,), float(dist.get_rank()))}
+        dcp.save(state, storage_writer=BcpWriter(root), process_group=group)
+        dcp.load(state, storage_reader=BcpReader(root), process_group=group)
+        assert not state["a"].any()
+    return len(looks)
+
+
+def test_each_rank_of_a_subgroup_looks_for_its_call_once(tmp_path: Path) -> None:
+    assert run_ranks(3, look_for_calls, tmp_path) == [2, 2, 0]

@@ -18,8 +18,8 @@ from support.ranks import run_ranks
 
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config, save_state_dict
+from bytecheckpoint.calls.stalls import NamedCall
 from bytecheckpoint.observability import flush
-from bytecheckpoint.runtime.live_calls import NamedCall
 from bytecheckpoint.runtime.place import Place, own_place
 from distributed.losing import store
 from distributed.reported import logged

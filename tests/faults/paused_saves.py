@@ -18,6 +18,8 @@ from support.saves import Attempt, SaveRequest, attempt, gloo
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
+from bytecheckpoint.dcp import _save_session
+
 __all__ = ["save_beside_a_child", "save_paused", "save_while_a_child_ends", "save_while_peer_pauses"]
 
 
@@ -40,7 +42,9 @@ class PausingPlanner(DefaultSavePlanner):
 
 
 def wait_for_deadline() -> None:
-    """Waits until the threads that watch the saves of this process have ended them."""
+    """Waits until the deadlines of the saves that this process coordinates have ended them."""
+    sessions = [session for refs in _save_session._coordinating.values() for ref in refs if (session := ref())]
+    assert all(session._over.wait(LIMIT_S) for session in sessions)
     for thread in threading.enumerate():
         if thread.name == "bytecheckpoint-save":
             thread.join(LIMIT_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "bytecheckpoint"
 FRAMES = re.compile(r"\b(_getframe|_current_frames|f_back|currentframe|inspect\.stack)\b")
-LOOKS = re.compile(r"\b(find_call|is_any_thread_in|is_called_by|outermost_call)\b")
+LOOKS = re.compile(r"\b(find_calls|is_any_thread_in|is_called_by)\b")
 
 
 def files_with(pattern: re.Pattern[str]) -> set[str]:
@@ -16,8 +16,8 @@ def files_with(pattern: re.Pattern[str]) -> set[str]:
 
 
 def test_one_file_looks_at_frames() -> None:
-    assert files_with(FRAMES) == {"compat/frames.py"}
+    assert files_with(FRAMES) == {"calls/frames.py"}
 
 
-def test_two_files_look_for_calls_of_dcp() -> None:
-    assert files_with(LOOKS) == {"compat/frames.py", "dcp/call_context.py", "compat/dcp_calls.py"}
+def test_one_file_looks_for_calls_of_dcp() -> None:
+    assert files_with(LOOKS) == {"calls/frames.py", "calls/of_dcp.py"}

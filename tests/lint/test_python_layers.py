@@ -20,7 +20,7 @@ PACKAGE = "bytecheckpoint"
 LAYERS = (
     ("what all need", ("errors", "listing", "native", "_reference_names")),
     ("settings and reports", ("reference_variables", "config", "report", "load_spec", "transforms")),
-    ("processes and threads", ("runtime",)),
+    ("processes, threads, and the calls that they are in", ("runtime", "calls")),
     ("torch: its tensors, and what we rely on", ("tensors", "probes", "compat")),
     ("places, what is in them, what is done with it", ("storage", "contents", "checkpoint")),
     ("journals, findings, pages", ("observability",)),

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from staged_states import LIMIT_S, RAISES, one
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from bytecheckpoint import (
@@ -29,8 +29,7 @@ from bytecheckpoint import (
     registered,
     save_state_dict,
 )
-from bytecheckpoint.compat import frames as _calls
-from bytecheckpoint.dcp import call_context
+from bytecheckpoint.calls import of_dcp
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.staging import leases as _stays
 
@@ -47,6 +46,14 @@ class Noting(BcpSavePlanner):
     def create_local_plan(self) -> Any:
         self.seen.append(CallContext.of_save(self))
         return super().create_local_plan()
+
+
+class OwnSavePlanner(DefaultSavePlanner):
+    """Not DCP's own, so that a save keeps it."""
+
+
+class OwnLoadPlanner(DefaultLoadPlanner):
+    """Not DCP's own, so that a load keeps it."""
 
 
 def empty() -> dict[str, Any]:
@@ -127,18 +134,14 @@ def test_what_a_hook_is_told_counts_where_the_call_is_not_known(tmp_path: Path) 
 
 
 def test_where_we_begin_a_call_nobody_looks_at_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(module: str, function: str) -> None:
-        raise AssertionError(f"looked for {function} in {module}")
+    def refuse(*functions: Any, outermost: Any = ()) -> None:
+        raise AssertionError(f"looked for {functions}")
 
-    monkeypatch.setattr(_calls, "_find", refuse)
-    monkeypatch.setattr(_calls, "outermost_call", refuse)
+    monkeypatch.setattr(of_dcp, "find_calls", refuse)
     own_save(tmp_path / "own", None)
     background_save(tmp_path / "own", None)
     load_state_dict(tmp_path / "own", empty())
-    with registered():
-        dcp.save(dict(STATE), checkpoint_id=tmp_path / "registered", planner=Noting())
-        dcp.load(empty(), checkpoint_id=tmp_path / "registered")
-    with pytest.raises(BaseException, match="looked for _save_state_dict"):
+    with pytest.raises(BaseException, match="looked for"):
         bare_save(tmp_path / "bare", None)
 
 
@@ -238,24 +241,68 @@ def test_the_future_of_async_save_ends_the_stay_whoever_writes(
         vars(planner).clear()
 
 
-@pytest.mark.parametrize("planner", [lambda: None, BcpSavePlanner])
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads that have looked at their frames for calls of DCP, one after the other."""
+    noted: list[str] = []
+    look = of_dcp.find_calls
+
+    def find_calls(*functions: Any, **outermost: Any) -> Any:
+        noted.append("main" if threading.current_thread() is threading.main_thread() else "other")
+        return look(*functions, **outermost)
+
+    monkeypatch.setattr(of_dcp, "find_calls", find_calls)
+    return noted
+
+
+@pytest.mark.parametrize("planner", [lambda: None, BcpSavePlanner, DefaultSavePlanner, OwnSavePlanner])
 @pytest.mark.parametrize("writer", [BcpWriter, FileSystemWriter])
-def test_the_first_hook_hands_the_call_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any, planner: Any
-) -> None:
-    """Nobody looks for the call again: each look goes through all frames of the thread."""
-    looks: list[str] = []
-    look = call_context.find_call
-    monkeypatch.setattr(call_context, "find_call", lambda *flow: looks.append(flow[1]) or look(*flow))
+def test_the_first_hook_hands_the_call_on(tmp_path: Path, looks: list[str], writer: Any, planner: Any) -> None:
+    """Nobody looks for the call again: each look goes through frames of the thread."""
     state = {"a": torch.ones(3), "nested": {"b": 1}}
     given = planner()
+    is_ours = writer is BcpWriter or isinstance(given, BcpSavePlanner)
     for _ in range(2):  # with one planner, one call after the other
         dcp.save(state, storage_writer=writer(tmp_path), planner=given, no_dist=True)
-        is_ours = writer is BcpWriter or given is not None
-        assert looks == ["_save_state_dict"] * is_ours
+        assert looks == ["main"] * is_ours
         looks.clear()
-    dcp.load(state, storage_reader=BcpReader(tmp_path), no_dist=True)
-    assert looks == ["_load_state_dict"]
+
+
+@pytest.mark.parametrize("planner", [lambda: None, BcpLoadPlanner, DefaultLoadPlanner, OwnLoadPlanner])
+def test_the_first_hook_of_a_load_hands_it_on(tmp_path: Path, looks: list[str], planner: Any) -> None:
+    save_state_dict(tmp_path, empty(), no_dist=True)
+    looks.clear()
+    dcp.load(empty(), storage_reader=BcpReader(tmp_path), planner=planner(), no_dist=True)
+    assert looks == ["main"]
+
+
+def test_a_call_within_a_call_is_looked_for_once(tmp_path: Path, looks: list[str]) -> None:
+    class Saving(BcpSavePlanner):
+        def create_local_plan(self) -> Any:
+            dcp.save(empty(), storage_writer=BcpWriter(tmp_path / "inner"), no_dist=True)
+            return super().create_local_plan()
+
+    dcp.save(empty(), storage_writer=BcpWriter(tmp_path / "outer"), planner=Saving(), no_dist=True)
+    assert looks == ["main"] * 2
+    assert all((tmp_path / name / ".metadata").exists() for name in ("inner", "outer"))
+
+
+def test_a_save_in_the_background_is_looked_for_once_in_each_thread(tmp_path: Path, looks: list[str]) -> None:
+    """But for two moments at which DCP says more: the future of the save, and the ranks with which it begins."""
+    writer = BcpWriter(tmp_path)
+    saved: Any = dcp.async_save(empty(), storage_writer=writer, async_stager=BcpStager(), no_dist=True)
+    saved.result(LIMIT_S)
+    assert sorted(looks) == ["main"] * 2 + ["other"] * 2
+
+
+def test_a_registered_save_looks_once_what_is_around_it(tmp_path: Path, looks: list[str]) -> None:
+    with registered():
+        for _ in range(2):
+            dcp.save(empty(), checkpoint_id=tmp_path, planner=Noting())
+            assert looks == ["main"]
+            looks.clear()
+            dcp.load(empty(), checkpoint_id=tmp_path)
+            assert looks == []
 
 
 def test_a_copy_of_a_planner_is_in_no_call(tmp_path: Path) -> None:

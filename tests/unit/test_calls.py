@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bytecheckpoint.compat.frames import Call, find_call
+from bytecheckpoint.calls.frames import Found, FoundCall, find_calls
 
 
 def numbers() -> Iterator[int]:
@@ -22,11 +22,11 @@ class Caller(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.call: Call | None = None
+        self.call: FoundCall | None = None
         self.began, self.ends, self.left, self.may_exit = (threading.Event() for _ in range(4))
 
     def stay(self) -> None:
-        self.call, _ = find_call(__name__, "stay")
+        self.call = find_calls((__name__, "stay")).calls[__name__, "stay"]
         self.began.set()
         while not self.ends.is_set():
             sum(numbers())
@@ -64,4 +64,4 @@ def test_a_call_is_seen_to_run_until_it_has_returned() -> None:
 
 
 def test_a_function_that_the_thread_is_not_in_is_no_call() -> None:
-    assert find_call(__name__, "stay") == (None, {})
+    assert find_calls((__name__, "stay")) == Found({}, {}, None)

@@ -27,9 +27,9 @@ import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
+from bytecheckpoint.calls.trace import CallTrace
 from bytecheckpoint.errors import CheckpointNotFoundError, CorruptCheckpointError
 from bytecheckpoint.native import _core
-from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.live_pages import LiveCall, ranks_here, read_live_pages
 
 HEAD = struct.Struct("<8sqqqqI")
@@ -184,7 +184,7 @@ def test_a_forked_child_does_not_show_the_call_again(tmp_path: Path) -> None:
 HOLDING = """
 import sys, os
 from bytecheckpoint import Config
-from bytecheckpoint.runtime.call_trace import CallTrace
+from bytecheckpoint.calls.trace import CallTrace
 trace = CallTrace(Config(), "load", sys.argv[1], 0, 2)
 trace.enter("read")
 print("ready", flush=True)

@@ -18,8 +18,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
-from bytecheckpoint.runtime.call_trace import CallTrace
-from bytecheckpoint.runtime.progress import progress_bar
+from bytecheckpoint.calls.progress import progress_bar
+from bytecheckpoint.calls.trace import CallTrace
 
 SHOWN = Config(progress=True, ring_bytes=16 << 20)
 
@@ -155,8 +155,8 @@ def test_a_terminal_that_is_stuck_does_not_hold_up_the_work(monkeypatch: pytest.
 IN_A_TERMINAL = """
 import os, sys, threading
 from bytecheckpoint import Config
-from bytecheckpoint.runtime.call_trace import CallTrace
-from bytecheckpoint.runtime.progress import progress_bar
+from bytecheckpoint.calls.trace import CallTrace
+from bytecheckpoint.calls.progress import progress_bar
 
 path = "/a/rather/long/path/of/a/run/step_1000"
 traces = [CallTrace(Config(), "save", path, rank, 3) for rank in range(3)]

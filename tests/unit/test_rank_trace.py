@@ -13,11 +13,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
+from bytecheckpoint.calls.trace import MOST_TRACE_BYTES
 from bytecheckpoint.errors import CorruptCheckpointError
 from bytecheckpoint.native import _C, _core
 from bytecheckpoint.observability.clocks import offset_of
 from bytecheckpoint.report.rank_trace import RankTrace
-from bytecheckpoint.runtime.call_trace import MOST_TRACE_BYTES
 
 
 def state(num_tensors: int = 8, elements: int = 1 << 20) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from bytecheckpoint.calls.call import Call, Doing
+from bytecheckpoint.calls.stalls import NamedCall, watch_for_stalls
 from bytecheckpoint.config import Config
 from bytecheckpoint.native import _C
 from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.boot_id import boot_id
-from bytecheckpoint.runtime.live_calls import Doing, NamedCall, Running, watch
 from bytecheckpoint.runtime.place import Place
 
 __all__ = ["MOST_TRACE_BYTES", "CallTrace"]
@@ -70,7 +71,7 @@ class CallTrace:
         if self.spans is not None:
             self.spans.add(phase, begin_ns, end_ns, lane=lane)
 
-    def enter(self, phase: str, call: Running | None = None) -> None:
+    def enter(self, phase: str, call: Call | None = None) -> None:
         """Notes for whoever looks from outside that the rank is in ``phase`` from now on.
 
         Args:
@@ -81,7 +82,7 @@ class CallTrace:
             return
         self.spans.enter(phase)
         if call is not None:
-            watch(self.spans, call, self._call, self._stall_timeout_s)
+            watch_for_stalls(self.spans, call, self._call, self._stall_timeout_s)
 
     def leave(self) -> None:
         """Notes for whoever looks from outside that the rank is in no phase, until it enters one."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from bytecheckpoint.runtime.call_trace import CallTrace
+from bytecheckpoint.calls.trace import CallTrace
 from bytecheckpoint.runtime.live_pages import LiveCall, ranks_here
 
 __all__ = ["progress_bar"]

@@ -8,70 +8,68 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
+from bytecheckpoint.calls.call import Call
+from bytecheckpoint.calls.watch import watch
 from bytecheckpoint.native import _core
 
 __all__ = [
-    "Call",
-    "ExplicitCall",
-    "find_call",
+    "Found",
+    "FoundCall",
+    "Function",
+    "find_calls",
     "is_any_thread_in",
     "is_called_by",
     "is_called_by_executor",
     "line_of_caller",
-    "outermost_call",
 ]
 
-
-class ExplicitCall:
-    """A call of the thread that makes this object. It ends when somebody calls ``end``."""
-
-    def __init__(self) -> None:
-        self._thread = threading.current_thread()
-        self._is_over = False
-
-    def is_of_this_thread(self) -> bool:
-        """Returns whether the call was made in the current thread."""
-        return self._thread is threading.current_thread()
-
-    def is_running(self) -> bool:
-        """Returns whether ``end`` was not called yet. Any thread may ask."""
-        return not self._is_over
-
-    def end(self) -> None:
-        """Marks the call as ended. Any thread may call it."""
-        self._is_over = True
+Function: TypeAlias = tuple[str, str]
+"""A function, by the names of its module and of itself."""
 
 
-class Call:
+class FoundCall(Call):
     """A call that the current thread was in when this object was made. Looking at frames tells whether it has ended.
 
     The object does not keep the frame, because the frame holds the state dict.
     """
 
     def __init__(self, frame: FrameType) -> None:
-        self._thread = threading.current_thread()
+        super().__init__()
         self._frame = id(frame)
         self._code: CodeType = frame.f_code
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Call) and vars(self) == vars(other)
+        return isinstance(other, FoundCall) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash((self._frame, self._code))
+        return hash(self._key)
 
-    def is_of_this_thread(self) -> bool:
-        """Returns whether the call was made in the current thread."""
-        return self._thread is threading.current_thread()
+    @property
+    def _key(self) -> tuple[threading.Thread, int, CodeType]:
+        return self._thread, self._frame, self._code
 
     def is_running(self) -> bool:
         """Returns whether the call has not returned yet. Any thread may ask."""
         # The main thread counts as dead while functions that were registered with `atexit` run.
         is_alive = self._thread.is_alive() or self._thread is threading.main_thread()
         return is_alive and _core.is_in_call(self._thread.ident or 0, self._frame, self._code)
+
+    def on_end(self, end: Callable[[], None]) -> None:
+        """See ``Call.on_end``. It may come 0.1 s late."""
+
+        def look() -> bool:
+            if self.is_running():
+                return True
+            end()
+            return False
+
+        if look():
+            watch(look)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -80,20 +78,42 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _find(module: str, function: str) -> FrameType | None:
-    for frame in _outwards(sys._getframe()):
-        if frame.f_code.co_name == function and frame.f_globals.get("__name__") == module:
-            return frame
-    return None
+@dataclass(frozen=True)
+class Found:
+    """What one look at the frames of a thread finds. Do not keep it: the variables keep the state dict alive.
 
-
-def find_call(module: str, function: str) -> tuple[Call | None, dict[str, Any]]:
-    """Returns the innermost call of ``function`` of ``module`` that this thread is in, and its local variables.
-
-    If the thread is in none, the call is None and the variables are empty.
+    Attributes:
+        variables: Local variables of the innermost call of each function that was looked for, if there is one.
+        calls: The same calls.
+        outermost: The outermost call of a function of the modules that were looked for; None if there is none.
     """
-    frame = _find(module, function)
-    return (None, {}) if frame is None else (Call(frame), dict(frame.f_locals))
+
+    variables: dict[Function, dict[str, Any]]
+    calls: dict[Function, FoundCall]
+    outermost: FoundCall | None
+
+
+def find_calls(*functions: Function, outermost: tuple[str, ...] = ()) -> Found:
+    """Looks once, from the inside to the outside, for calls that this thread is in.
+
+    Args:
+        functions: Functions; of each the innermost call counts.
+        outermost: Modules; of the calls of their functions the outermost counts.
+    """
+    wanted, frames, last = set(functions), {}, None
+    for frame in _outwards(sys._getframe()):
+        module = frame.f_globals.get("__name__")
+        function = (module, frame.f_code.co_name)
+        if function in wanted:
+            wanted.remove(function)
+            frames[function] = frame
+        if module in outermost:
+            last = frame
+        if not wanted and not outermost:
+            break
+    calls = {function: FoundCall(frame) for function, frame in frames.items()}
+    variables = {function: dict(frame.f_locals) for function, frame in frames.items()}
+    return Found(variables, calls, None if last is None else FoundCall(last))
 
 
 def is_called_by(module: str, function: str, depth: int) -> bool:
@@ -103,15 +123,6 @@ def is_called_by(module: str, function: str, depth: int) -> bool:
     """
     caller = sys._getframe(depth)
     return caller.f_code.co_name == function and caller.f_globals.get("__name__") == module
-
-
-def outermost_call(modules: tuple[str, ...]) -> Call | None:
-    """Returns the outermost call of a function of ``modules`` that this thread is in; None if it is in none."""
-    found = None
-    for frame in _outwards(sys._getframe()):
-        if frame.f_globals.get("__name__") in modules:
-            found = frame
-    return None if found is None else Call(found)
 
 
 def is_called_by_executor() -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the calls of ``dcp.save`` and ``dcp.async_save`` that a thread is in, and their arguments.
+"""Finds the calls of DCP that a thread is in, and their arguments.
 
 ``register()`` cannot replace these functions, because callers have imported them long before. So their arguments are
 read from the local variables of their frames. If they are not found there, a state is staged as if the caller kept it:
@@ -8,25 +8,34 @@ its memory is not reused when the save ends.
 
 from __future__ import annotations
 
+import inspect
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import CellType, FunctionType
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from bytecheckpoint.compat.frames import Call, find_call, is_any_thread_in, is_called_by, outermost_call
+from bytecheckpoint.calls.frames import Found, FoundCall, Function, find_calls, is_any_thread_in, is_called_by
 
 __all__ = [
+    "LOAD_FLOW",
+    "SAVE_FLOW",
     "AsyncSaveCall",
     "DcpSave",
+    "FlowCall",
     "background_call",
+    "cell_of",
     "is_any_in_background",
     "is_called_by_async_save",
-    "lets_dcp_choose_ranks",
+    "own_function",
 ]
 
-# Each of the following pairs names a module and a function.
+SAVE_FLOW = ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict")
+"""The function in which DCP runs the hooks of a save."""
+LOAD_FLOW = ("torch.distributed.checkpoint.state_dict_loader", "_load_state_dict")
+"""The function in which DCP runs the hooks of a load."""
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
 _ASYNC_SAVE = (_SAVER, "async_save")  # the functions inside it count, too
 _SAVE = (_SAVER, "save")
@@ -59,7 +68,7 @@ class AsyncSaveCall:
         upload: Future of the save; None before the save was submitted.
     """
 
-    call: Call
+    call: FoundCall
     group: dist.ProcessGroup | None
     no_dist: bool
     checkpoint_id: Any
@@ -73,11 +82,12 @@ class AsyncSaveCall:
     @classmethod
     def of_thread(cls) -> AsyncSaveCall | None:
         """Returns the innermost call of ``dcp.async_save`` that this thread is in; None if it is in none."""
-        call, variables = find_call(*_ASYNC_SAVE)
-        if call is None:
+        found = find_calls(_ASYNC_SAVE)
+        if not found.calls:
             return None
+        variables = found.variables[_ASYNC_SAVE]
         return cls(
-            call,
+            found.calls[_ASYNC_SAVE],
             variables.get("process_group"),
             bool(variables.get("no_dist")),
             variables.get("checkpoint_id"),
@@ -107,23 +117,61 @@ class DcpSave:
         state: ``state_dict`` as it was passed.
     """
 
-    call: Call
+    call: FoundCall
     group: dist.ProcessGroup | None
     state: Any
 
     @classmethod
     def of_thread(cls) -> DcpSave | None:
         """Returns the innermost call of ``dcp.save`` that this thread is in; None if it is in none."""
-        call, variables = find_call(*_SAVE)
-        if call is None:
+        return cls._of(find_calls(_SAVE))
+
+    @classmethod
+    def _of(cls, found: Found) -> DcpSave | None:
+        if _SAVE not in found.calls:
             return None
+        variables = found.variables[_SAVE]
         group = None if variables.get("no_dist") else variables.get("process_group") or dist.group.WORLD
-        return cls(call, group, variables.get("state_dict"))
+        return cls(found.calls[_SAVE], group, variables.get("state_dict"))
 
 
-def background_call() -> Call | None:
+@dataclass(frozen=True)
+class FlowCall:
+    """The calls around a hook of ours, as one look at the frames of its thread finds them.
+
+    Do not keep it: it keeps the process group and the state alive.
+
+    Attributes:
+        call: The call of DCP's function that runs the hooks; None if the thread is in none.
+        variables: Its local variables; none if there is no call.
+        save: The call of ``dcp.save`` around it; None if there is none.
+        background: The call in which DCP saves in the background in this thread; None if the thread is in none.
+        lets_dcp_choose_ranks: Whether ``dcp.save`` was called without ``no_dist=True``; False if that is not known.
+    """
+
+    call: FoundCall | None
+    variables: dict[str, Any]
+    save: DcpSave | None
+    background: FoundCall | None
+    lets_dcp_choose_ranks: bool
+
+    @classmethod
+    def of_thread(cls, flow: Function) -> FlowCall:
+        """Looks for ``SAVE_FLOW`` or ``LOAD_FLOW`` and for what is around it."""
+        found = find_calls(flow, _SAVE, _SAVE_AS_CALLED, outermost=_EXECUTORS)
+        given = found.variables.get(_SAVE_AS_CALLED, {}).get("kwargs")
+        return cls(
+            found.calls.get(flow),
+            found.variables.get(flow, {}),
+            DcpSave._of(found),
+            found.outermost,
+            isinstance(given, dict) and not given.get("no_dist"),
+        )
+
+
+def background_call() -> FoundCall | None:
     """Returns the call in which DCP saves in the background in this thread; None if the thread is in none."""
-    return outermost_call(_EXECUTORS)
+    return find_calls(outermost=_EXECUTORS).outermost
 
 
 def is_any_in_background() -> bool:
@@ -136,11 +184,15 @@ def is_called_by_async_save() -> bool:
     return is_called_by(*_ASYNC_SAVE, depth=3)
 
 
-def lets_dcp_choose_ranks() -> bool:
-    """Returns whether this thread is in a call of ``dcp.save`` that was not passed ``no_dist=True``.
+def own_function(function: Any) -> FunctionType | None:
+    """Returns what DCP has wrapped into ``function``; None if that is no function of Python."""
+    inside = inspect.unwrap(function) if callable(function) else None
+    return inside if isinstance(inside, FunctionType) else None
 
-    False also if that cannot be found out.
-    """
-    call, variables = find_call(*_SAVE_AS_CALLED)
-    given = variables.get("kwargs")
-    return call is not None and isinstance(given, dict) and not given.get("no_dist")
+
+def cell_of(function: Any, name: str) -> CellType | None:
+    """Returns the variable ``name`` that a function within a function of DCP shares; None if it shares none."""
+    inside = own_function(function)
+    if inside is None or name not in inside.__code__.co_freevars:
+        return None
+    return (inside.__closure__ or ())[inside.__code__.co_freevars.index(name)]

@@ -1,51 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The saves and loads of this process under way: a thread notes when one has ended, and says where one is stuck.
-
-The hooks of DCP do not tell when a call ends: on most ranks nothing of ours runs after the last byte is written.
-"""
+"""Says of a save or load of this process where it is stuck, and to other processes when it has ended."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
+from bytecheckpoint.calls.call import Call, Doing
+from bytecheckpoint.calls.watch import watch
 from bytecheckpoint.listing import listed
 from bytecheckpoint.native import _core
-from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.live_pages import LiveCall, ranks_here
-from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.runtime.place import Place, own_place
 
 if TYPE_CHECKING:
     from bytecheckpoint.native import _C
 
-__all__ = ["WAITS_FOR_RANKS", "Doing", "NamedCall", "Running", "doing", "watch"]
+__all__ = ["WAITS_FOR_RANKS", "NamedCall", "watch_for_stalls"]
 
-Doing: TypeAlias = tuple[str, float]
-"""The phase of a call, and the seconds since it began."""
-
-_LOOK_INTERVAL_S = 0.5
 WAITS_FOR_RANKS = ("global_plan", "exchange", "wait", "wait_peer")
 """Phases in which a rank waits for others, which are to blame if it waits for long."""
 
 _logger = logging.getLogger("bytecheckpoint")
-
-
-class Running(Protocol):
-    """A call that tells whether it still runs."""
-
-    def is_of_this_thread(self) -> bool:
-        """Returns whether the call was made in the current thread."""
-        ...
-
-    def is_running(self) -> bool:
-        """Returns whether the call has not returned yet. Any thread may ask."""
-        ...
 
 
 @dataclass
@@ -128,9 +108,9 @@ def _done(num_bytes: int, expected: int) -> str:
 class _Watched:
     """One call."""
 
-    def __init__(self, spans: _C.Trace, call: Running, title: NamedCall, stall_timeout_s: float) -> None:
+    def __init__(self, spans: _C.Trace, call: Call, title: NamedCall, stall_timeout_s: float) -> None:
         self._spans = weakref.ref(spans)
-        self.call = call
+        self._call = call
         self._title = title
         self._stall_timeout_s = stall_timeout_s
         self._seen = ("", 0)
@@ -139,10 +119,7 @@ class _Watched:
     def look(self) -> bool:
         """Looks at the call once. Returns whether it still runs."""
         spans = self._spans()
-        if spans is None:
-            return False
-        if not self.call.is_running():
-            spans.leave()
+        if spans is None or not self._call.is_running():
             return False
         now, seen = time.monotonic(), (spans.phase, spans.bytes_done)
         if seen != self._seen:
@@ -159,6 +136,12 @@ class _Watched:
             )
         return True
 
+    def end(self) -> None:
+        """Says on the page of the call that it has ended."""
+        spans = self._spans()
+        if spans is not None:
+            spans.leave()
+
     def doing(self) -> Doing | None:
         """Returns the phase of the call, and the seconds since it began; None if it has ended."""
         spans = self._spans()
@@ -167,54 +150,7 @@ class _Watched:
         return spans.phase, (time.monotonic_ns() - spans.since_ns) / 1e9
 
 
-class _Watch:
-    """The thread that looks. It ends when no call is left."""
-
-    def __init__(self) -> None:
-        self._lock = ForkSafeLock()
-        self._calls: list[_Watched] = []
-        self._is_running = False
-
-    def add(self, watched: _Watched) -> None:
-        with self._lock:
-            self._calls.append(watched)
-            if self._is_running:
-                return
-            self._is_running = True
-        try:
-            threading.Thread(target=self._run, name="bytecheckpoint-live", daemon=True).start()
-        except RuntimeError:  # no thread can be started: nobody looks
-            self._is_running = False
-
-    def doing(self, call: Running) -> Doing | None:
-        """Returns what ``call`` is doing; None if it is not watched."""
-        with self._lock:
-            watched = [watched for watched in self._calls if watched.call is call]
-        return watched[-1].doing() if watched else None
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(_LOOK_INTERVAL_S)
-            with self._lock:
-                calls = list(self._calls)
-            over = [watched for watched in calls if not watched.look()]
-            with self._lock:
-                self._calls = [watched for watched in self._calls if watched not in over]
-                if not self._calls:
-                    self._is_running = False
-                    return
-
-
-_watch = PerProcess(_Watch)  # a forked child has none of the calls, and no thread
-
-
-def doing(call: Running) -> Doing | None:
-    """Returns the phase of a call that is watched, and the seconds since it began; None if it is not known."""
-    watch = _watch.if_made()
-    return None if watch is None else watch.doing(call)
-
-
-def watch(spans: _C.Trace, call: Running, title: NamedCall, stall_timeout_s: float) -> None:
+def watch_for_stalls(spans: _C.Trace, call: Call, title: NamedCall, stall_timeout_s: float) -> None:
     """Watches a call until it ends: then its page says so to other processes.
 
     A call without progress for ``stall_timeout_s`` is logged as a warning, with its phase and the ranks that it waits
@@ -226,4 +162,7 @@ def watch(spans: _C.Trace, call: Running, title: NamedCall, stall_timeout_s: flo
         title: Which call it is, for messages.
         stall_timeout_s: Seconds.
     """
-    _watch.get().add(_Watched(spans, call, title, stall_timeout_s))
+    watched = _Watched(spans, call, title, stall_timeout_s)
+    call.doing = watched.doing
+    call.on_end(watched.end)
+    watch(watched.look)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from bytecheckpoint.runtime.call_trace import CallTrace
-from bytecheckpoint.runtime.live_calls import Running
+from bytecheckpoint.calls.call import Call
+from bytecheckpoint.calls.trace import CallTrace
 
 __all__ = ["Phases"]
 
@@ -44,7 +44,7 @@ class Phases:
         seconds: Seconds by phase; a phase is named as its field of a report. If a phase ended more than once, the sum.
     """
 
-    def __init__(self, trace: CallTrace | None = None, call: Running | None = None) -> None:
+    def __init__(self, trace: CallTrace | None = None, call: Call | None = None) -> None:
         self.trace = CallTrace(None) if trace is None else trace
         self._begin_ns = self._last_ns = self.trace.origin_ns
         self.seconds: dict[str, Any] = {}  # floats; reports take them as keyword arguments
