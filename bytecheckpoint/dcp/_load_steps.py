@@ -19,7 +19,7 @@ from bytecheckpoint.dcp._loaded_keys import LoadedKeys
 from bytecheckpoint.dcp._mesh import mesh_of
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import is_meant_to_fill
-from bytecheckpoint.dcp.rank_load import Load
+from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
 from bytecheckpoint.native import _C, _core
 from bytecheckpoint.observability.observers import note_call, note_trace
@@ -30,7 +30,7 @@ from bytecheckpoint.storage.folder import Folder
 from bytecheckpoint.storage.last_used import note_load
 from bytecheckpoint.storage.names import rank_of_mark
 
-__all__ = ["LoadPart", "no_part_of", "open_to_load", "read_part"]
+__all__ = ["LoadPart", "no_part_of", "open_to_load", "prepare_to_read", "read_part"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,21 @@ def open_to_load(folder: Folder, config: Config, rank: int | None, max_whole_byt
             error.visible_within_s = config.visibility_timeout_s
             error.args = (f"{error}; on this file system a commit of another machine may be seen late",)
         raise
+
+
+def prepare_to_read(checkpoint: _C.Checkpoint, plan: LoadPlan, planner: Any, config: Config) -> int:
+    """Refuses what the checkpoint does not have, and begins to touch the ring while the ranks exchange their plans.
+
+    Returns:
+        Number of bytes that this rank wants.
+
+    Raises:
+        CheckpointError: See ``check_requested`` and ``plan_to_read``.
+    """
+    check_requested(checkpoint, planner)
+    num_bytes = plan_to_read(checkpoint, plan).num_bytes
+    _C.prepare_ring(config.ring_bytes, num_bytes)
+    return num_bytes
 
 
 def no_part_of(folder: Folder, rank: int) -> CheckpointNotFoundError | None:

@@ -86,6 +86,10 @@ class LoadedKeys:
         self.numbers: Sequence[Cast] = ()
         self._nothing = ""  # why nothing is loaded
 
+    def note_missing(self, asked: RequestedKeys) -> None:
+        """Notes what this rank asks for and the checkpoint does not have."""
+        self.unfilled = Unfilled(asked.missing, asked.num_missing, missing_parts=asked.missing_parts)
+
     def compare(self, path: str, stored: _C.Checkpoint, asked: list[RequestedKeys]) -> None:
         """Finds out what is left unfilled.
 

@@ -13,13 +13,13 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.planning.inventory import LazyPaths, may_look, may_send_digest
 from bytecheckpoint.planning.plan_items import PlanItems
 
-__all__ = ["SEND_WHOLE", "are_lacking", "note_looks", "send_little", "whole", "with_answers"]
+__all__ = ["SEND_WHOLE", "are_lacking", "note_looks", "send_handle", "send_little", "whole", "with_answers"]
 
 # What the coordinator sends in place of a result, to ask for whole plans.
 SEND_WHOLE = "bytecheckpoint: send whole plans"
@@ -43,6 +43,15 @@ def send_little(plan: SavePlan, peers: Peers | None, looks: bool) -> None:
     if not looks:
         may_send_digest(plan.items, peers)
     note_looks(plan, looks or may_look(plan.items))
+
+
+def send_handle(plan: LoadPlan) -> bool:
+    """Lets DCP gather only a handle of what a rank reads, if that is enough. Returns whether it does."""
+    items = plan.items
+    if not isinstance(items, PlanItems) or not items.may_send_handle:
+        return False
+    items.send_handle()
+    return True
 
 
 def with_answers(plan: Any) -> Any:

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
+from bytecheckpoint.dcp import _reader_base as reader_module
 from bytecheckpoint.dcp import rank_load
-from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.distributed import channel as _peers
 from bytecheckpoint.native import _C
 from bytecheckpoint.report import LoadReport

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import bytecheckpoint
 from bytecheckpoint import BcpLoadPlanner, BcpReader, LoadReport, LoadSpec, load_state_dict, save_state_dict
-from bytecheckpoint.dcp import reader as reader_module
+from bytecheckpoint.dcp import _reader_base as reader_module
 from bytecheckpoint.errors import KeyMismatchError
 from bytecheckpoint.native import _core
 from bytecheckpoint.sharing.asked_keys import RequestedKeys, compare

@@ -14,7 +14,7 @@ from support.equality import assert_equal, blank
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
-from bytecheckpoint.dcp import reader as reader_module
+from bytecheckpoint.dcp import _reader_base as reader_module
 from bytecheckpoint.errors import CheckpointChangedError, CorruptCheckpointError
 from bytecheckpoint.native import _C
 

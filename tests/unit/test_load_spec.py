@@ -374,7 +374,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_large_metadata_are_read_whole_for_a_view(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bytecheckpoint.dcp.reader._MAX_WHOLE_METADATA_BYTES", 0)
+    monkeypatch.setattr("bytecheckpoint.dcp._reader_base._MAX_WHOLE_METADATA_BYTES", 0)
     state = {"m": blank(4, 4)}
     load(saved, state, include="optimizer", rename={"optimizer": ""})
     assert torch.equal(state["m"], stored()["optimizer"]["m"])
