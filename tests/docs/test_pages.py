@@ -59,6 +59,8 @@ def test_the_readme_is_an_overview_that_links_every_page() -> None:
             "internals/measurements",
             "internals/decisions",
             "internals/evidence",
+            "internals/digest_form",
+            "internals/journal_fields",
         ):
             assert f"(docs/{name}.md" in readme, page
 
