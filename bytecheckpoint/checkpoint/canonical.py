@@ -21,8 +21,8 @@ _DICTS = (dict, OrderedDict)
 def canonical(value: Any) -> bytes | None:
     """Returns the canonical form of a value of builtin types, and ``OrderedDict``; None if there is another type in it.
 
-    Each value is a letter, and what follows it. docs/digests.md has all letters. Dicts keep their order; sets, which
-    have none, are sorted by the forms of their elements.
+    Each value is a letter, and what follows it. docs/internals/digest_form.md has all letters. Dicts keep their order;
+    sets, which have none, are sorted by the forms of their elements.
     """
     out: list[bytes] = []
     return b"".join(out) if _append(value, out.append) else None

@@ -43,7 +43,7 @@ _MOST_THREADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Digest:
-    """Digests of a checkpoint, as hex digits of SHA-256. docs/digests.md says how to compute them.
+    """Digests of a checkpoint, as hex digits of SHA-256. docs/internals/digest_form.md says how to compute them.
 
     Attributes:
         path: What was read.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of the journal: what a save or a load of all ranks did, as plain values. docs/journal.md has the fields."""
+"""Records of the journal: what a save or a load of all ranks did, as plain values.
+
+docs/internals/journal_fields.md has the fields.
+"""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--prepare", action="store_true", help="fetch the wheels that travel, and check the size of all")
     what.add_argument("--rehearse", action="store_true", help="run all steps without a GPU; the figures mean nothing")
-    what.add_argument("--table", type=Path, metavar="REPORT", help="print a report as Markdown, for docs/gpu.md")
+    what.add_argument("--table", type=Path, metavar="REPORT", help="print a report as Markdown, for the measurements")
     parser.add_argument("--list", action="store_true", help="print the steps in their order, and run none")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="of tests and benchmarks those whose name has a TEXT")
     parser.add_argument("--limit-s", type=float, help="for all steps together (default 480; 3600 for a rehearsal)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes Markdown for docs/gpu.md of a report of ``run.py``, also of one that was cut off."""
+"""Makes Markdown for docs/internals/measurements.md of a report of ``run.py``, also of one that was cut off."""
 
 from __future__ import annotations
 

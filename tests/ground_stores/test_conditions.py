@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each real store does with conditions and with damaged bodies, as the table in docs/object_stores_s3.md says."""
+"""What each real store does with conditions and damaged bodies, as the table in docs/internals/evidence.md says."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """The state of every optimizer of the short form comes back, or is refused, or torch loses it without us, too.
 
 With BCP_LONG=1 (``make torture``, which installs the packages). ``python tests/optimizers/survey.py`` prints tables of
-all that is installed, as docs/optimizers.md has them.
+all that is installed, as docs/internals/optimizers.md has them.
 """
 
 from __future__ import annotations

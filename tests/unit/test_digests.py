@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests ``digest``: the same for the same values, whatever shards, files and format, and as docs/digests.md says."""
+"""Tests ``digest``: the same for the same values, whatever shards, files and format.
+
+A digest is computed here as docs/internals/digest_form.md says.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ MIB = 1 << 20
 
 
 def of_tensor(tensor: torch.Tensor) -> str:
-    """Computes a digest of a tensor as docs/digests.md says, of the tensor alone."""
+    """Computes a digest of a tensor as docs/internals/digest_form.md says, of the tensor alone."""
     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     whole = hashlib.sha256(f"tensor {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}\n".encode())
     for begin in range(0, len(data), MIB):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tombstones: short objects in the place of a commit mark, put in one conditional request.
 
-No two are equal, so that nobody takes one for another. docs/object_stores.md says what they are for.
+No two are equal, so that nobody takes one for another. docs/internals/architecture.md says what they are for.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ struct CommitReport {
 /// protocol, `tests/model/commit.pml`, has labels of the same names; it lets a process die, or the power fail, between
 /// any two of its steps.
 ///
-/// The same steps stand in docs/commit_protocol.md, which says why; a test compares them.
+/// The same steps stand in docs/internals/commit_protocol.md, which says why; a test compares them.
 ///
 /// 1. Make the directories that are missing, and sync each one and its parent. Sync the entry of a directory that is
 ///    there already, too: a save that died may have made it. [kBeginDirectoryMade, kBeginDirectory]
