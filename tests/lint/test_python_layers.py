@@ -23,11 +23,12 @@ LAYERS = (
     ("processes, threads, and the calls that they are in", ("runtime", "calls")),
     ("torch: its tensors, and what we rely on", ("tensors", "probes", "compat")),
     ("places, what is in them, what is done with it", ("storage", "contents", "checkpoint")),
-    ("journals, findings, pages", ("observability",)),
+    ("the end of a call: what stands out in it, and its line in a journal", ("findings", "journal")),
     ("ranks", ("distributed",)),
     ("plans, shared reading, staging", ("planning", "sharing", "staging")),
     ("the hooks of DCP", ("dcp",)),
     ("calls of ours", ("groups", "state_dicts", "convert", "training_state")),
+    ("what reads journals, and exporters", ("observability",)),
     ("frameworks", ("registration", "olmo", "torchtitan")),
     ("the command line", ("cli", "__main__")),
 )
