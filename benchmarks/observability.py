@@ -24,7 +24,7 @@ from measurement.conditions import wait_until_idle
 from rich.console import Console
 from rich.table import Table
 
-from bytecheckpoint.observability.findings import findings
+from bytecheckpoint.observability import findings
 
 ROOT = Path(__file__).resolve().parents[1]
 # The simulator is that of the tests.

@@ -30,11 +30,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpStager, BcpWriter, Config
-from bytecheckpoint.observability.journal import append
-from bytecheckpoint.observability.observers import flush
-from bytecheckpoint.observability.records import record_of
-from bytecheckpoint.report import RankSaveReport, SaveReport
 from bytecheckpoint.calls.trace import CallTrace
+from bytecheckpoint.journal.lines import append
+from bytecheckpoint.journal.records import record_of
+from bytecheckpoint.observability import flush
+from bytecheckpoint.report import RankSaveReport, SaveReport
 
 MODES = ("off", "summary", "full")
 STATES = {"large": (64, 1 << 22), "small": (20_000, 1 << 12)}

@@ -28,9 +28,9 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.dcp.writer import BcpWriter as BcpWriter
     from bytecheckpoint.errors import CheckpointError as CheckpointError
     from bytecheckpoint.groups import new_group as new_group
+    from bytecheckpoint.journal.observers import observe as observe
+    from bytecheckpoint.journal.observers import stop_observing as stop_observing
     from bytecheckpoint.load_spec.spec import LoadSpec as LoadSpec
-    from bytecheckpoint.observability.observers import observe as observe
-    from bytecheckpoint.observability.observers import stop_observing as stop_observing
     from bytecheckpoint.registration import register as register
     from bytecheckpoint.registration import registered as registered
     from bytecheckpoint.registration import unregister as unregister
@@ -82,8 +82,8 @@ _NAMES = {
     "dcp.writer": "BcpWriter",
     "errors": "CheckpointError",
     "groups": "new_group",
+    "journal.observers": "observe stop_observing",
     "load_spec.spec": "LoadSpec",
-    "observability.observers": "observe stop_observing",
     "registration": "register registered unregister",
     "report": "LoadReport PlanReport Problem RankLoadReport RankSaveReport SaveReport VerifyReport",
     "staging.background": "shutdown",

@@ -32,8 +32,8 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import draw_turn, take_drawn_turn
 from bytecheckpoint.distributed.groups import group_of_save, keep_watching
 from bytecheckpoint.distributed.launch import is_unaware, refuse_unaware_rank
+from bytecheckpoint.journal.observers import OnReport, observe, stop_observing
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.observability.observers import OnReport, observe, stop_observing
 from bytecheckpoint.planning.key_choice import KeyChoice
 from bytecheckpoint.probes.of_torch import PROCESS_MODE, REGISTER
 from bytecheckpoint.probes.probe import holds, require

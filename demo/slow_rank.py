@@ -15,8 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bytecheckpoint.observability import read_journal
-from bytecheckpoint.observability.findings import findings
+from bytecheckpoint.observability import findings, read_journal
 
 # The slow ranks are those of the tests.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))

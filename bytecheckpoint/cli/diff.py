@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, place_text, progress_option
+from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option
 from bytecheckpoint.cli.specs import spec_of, spec_options
 from bytecheckpoint.cli.text import counted, json_value, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
-from bytecheckpoint.contents.contents import Contents, Item, Key, open_contents
+from bytecheckpoint.contents.contents import Contents, Item, Key, open_contents, place_text
 
 if TYPE_CHECKING:
     from bytecheckpoint.cli.comparison import Comparison

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from bytecheckpoint.cli.options import checkpoint_argument, json_option, place_text
+from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import box_text, columns, counted, one_line, print_json, short_name
 from bytecheckpoint.config import Config
-from bytecheckpoint.contents.contents import Chunk, Contents, Item, open_contents
+from bytecheckpoint.contents.contents import Chunk, Contents, Item, open_contents, place_text
 from bytecheckpoint.native import _core
 
 __all__ = ["command"]

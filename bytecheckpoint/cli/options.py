@@ -15,7 +15,7 @@ from bytecheckpoint.cli.text import one_line
 from bytecheckpoint.storage.folders import known
 from bytecheckpoint.storage.paths import location
 
-__all__ = ["Failure", "bar", "checked_path", "checkpoint_argument", "json_option", "place_text", "progress_option"]
+__all__ = ["Failure", "bar", "checked_path", "checkpoint_argument", "json_option", "progress_option"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -53,11 +53,6 @@ def progress_option(function: _Function) -> _Function:
         default=True,
         help="Show a progress bar on stderr, if that is a terminal.",
     )(function)
-
-
-def place_text(component: str, rank: int | None) -> str:
-    """Returns the prefix for a key of one part of a step folder, or of one rank that saved without collectives."""
-    return (f"{component}: " if component else "") + ("" if rank is None else f"rank {rank}: ")
 
 
 @contextmanager

@@ -14,14 +14,14 @@ from typing import Any
 import click
 
 from bytecheckpoint.cli.options import Failure, checkpoint_argument, json_option
-from bytecheckpoint.cli.run_contents import largest_tensors, space_of
 from bytecheckpoint.cli.text import counted, json_value, one_line, print_json
-from bytecheckpoint.observability.figures import number, rank_figures, report_of, text_of
-from bytecheckpoint.observability.findings import Finding
+from bytecheckpoint.findings.figures import number, rank_figures, report_of, text_of
+from bytecheckpoint.findings.findings import Finding
 from bytecheckpoint.observability.page import page_of
 from bytecheckpoint.observability.page.contents import page_contents
 from bytecheckpoint.observability.page.untrusted import cleaned
 from bytecheckpoint.observability.perfetto import trace_of
+from bytecheckpoint.observability.run_contents import largest_tensors, space_of
 from bytecheckpoint.observability.run_folder import Run, journal_files, page_folder, read_run, trace_folders
 from bytecheckpoint.observability.summary import Trouble, findings_of_all, troubles
 from bytecheckpoint.observability.trace_files import with_whole_traces

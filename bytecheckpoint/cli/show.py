@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, place_text, progress_option
+from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
 from bytecheckpoint.cli.text import counted, json_value, print_json, safe_lines, safe_name
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.contents import Item, place_text
 
 if TYPE_CHECKING:
     import torch
 
-    from bytecheckpoint.contents.contents import Item
     from bytecheckpoint.contents.values import Values
 
 __all__ = ["command"]

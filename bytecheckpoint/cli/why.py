@@ -11,13 +11,13 @@ from typing import Any
 
 import click
 
-from bytecheckpoint.cli.options import Failure, checkpoint_argument, json_option, place_text
-from bytecheckpoint.cli.save_records import SaveRecord, find_save_record
+from bytecheckpoint.cli.options import Failure, checkpoint_argument, json_option
 from bytecheckpoint.cli.text import box_text, counted, json_value, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
-from bytecheckpoint.contents.contents import Chunk, Contents, Item, Part, open_contents
+from bytecheckpoint.contents.contents import Chunk, Contents, Item, Part, open_contents, place_text
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _core
+from bytecheckpoint.observability.save_records import SaveRecord, find_save_record
 from bytecheckpoint.report.text import size_text
 
 __all__ = ["command"]

@@ -24,7 +24,7 @@ from bytecheckpoint.storage.paths import below
 if TYPE_CHECKING:
     from bytecheckpoint.native import _C
 
-__all__ = ["Chunk", "Contents", "Item", "Key", "Part", "components_in", "open_contents"]
+__all__ = ["Chunk", "Contents", "Item", "Key", "Part", "components_in", "open_contents", "place_text"]
 
 Key = tuple[str, int | None, str]
 
@@ -160,6 +160,11 @@ class Contents:
     @property
     def num_files(self) -> int:
         return sum(len(part.checkpoint.files()) for part in self.parts)
+
+
+def place_text(component: str, rank: int | None) -> str:
+    """Returns the prefix for a key of one part of a step folder, or of one rank that saved without collectives."""
+    return (f"{component}: " if component else "") + ("" if rank is None else f"rank {rank}: ")
 
 
 def open_contents(

@@ -21,8 +21,8 @@ from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import is_meant_to_fill
 from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
+from bytecheckpoint.journal.observers import note_call, note_trace
 from bytecheckpoint.native import _C, _core
-from bytecheckpoint.observability.observers import note_call, note_trace
 from bytecheckpoint.report import LoadReport, RankLoadReport
 from bytecheckpoint.sharing.exchange import Exchange
 from bytecheckpoint.sharing.report_gather import ReportGather

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._mesh import mesh_of
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession
+from bytecheckpoint.journal.observers import note_trace
 from bytecheckpoint.native import _C
-from bytecheckpoint.observability.observers import note_trace
 from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
 
 __all__ = ["report_of_all", "report_of_rank"]

@@ -33,8 +33,8 @@ from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.distributed.liveness import LivenessMonitor, OnLoss
 from bytecheckpoint.errors import CheckpointChangedError
-from bytecheckpoint.observability.failures import CallFailure
-from bytecheckpoint.observability.observers import note_failure
+from bytecheckpoint.journal.failures import CallFailure
+from bytecheckpoint.journal.observers import note_failure
 from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
 from bytecheckpoint.probes.probe import holds
 from bytecheckpoint.staging.staged_state import StagingTime, claim_of_call

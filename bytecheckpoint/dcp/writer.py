@@ -25,8 +25,8 @@ from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX
 from bytecheckpoint.dcp.whole_plans import send_little
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.journal.observers import note_call
 from bytecheckpoint.native import _C
-from bytecheckpoint.observability.observers import note_call
 from bytecheckpoint.planning.inventory import bytes_of
 from bytecheckpoint.runtime.gil_interval import quick_switches
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bytecheckpoint.observability.figures import RankFigures, number, rank_figures, report_of, text_of
+from bytecheckpoint.findings.figures import RankFigures, number, rank_figures, report_of, text_of
 from bytecheckpoint.observability.spans import Lane, lanes_of
 
 __all__ = ["trace_of"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.observability.figures import text_of
+from bytecheckpoint.findings.figures import text_of
 from bytecheckpoint.observability.journal import read_failures, read_journal
 from bytecheckpoint.storage.journal_files import FOLDER, journal_folders, journal_paths
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bytecheckpoint.observability.findings import Finding, findings
+from bytecheckpoint.findings.findings import Finding, findings
 
 __all__ = ["Trouble", "findings_of_all", "troubles"]
 

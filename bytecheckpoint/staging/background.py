@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bytecheckpoint.calls.watch import wait_until
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.journal.observers import flush
 from bytecheckpoint.native import _C
-from bytecheckpoint.observability.observers import flush
 from bytecheckpoint.runtime import sigterm as _sigterm
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.staging.leases import is_any_saved, is_saved_in_this_thread

@@ -19,8 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
-from bytecheckpoint.observability import read_journal
-from bytecheckpoint.observability.observers import flush
+from bytecheckpoint.observability import flush, read_journal
 from bytecheckpoint.observability.trace_files import read_traces, with_whole_traces
 from distributed.shared_loads import on_machines_of
 
@@ -79,7 +78,7 @@ def test_blocks_that_travel_between_machines_are_in_the_journal(tmp_path: Path) 
 RANK = """
 import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
-from bytecheckpoint.observability.observers import flush
+from bytecheckpoint.observability import flush
 rank, store, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 config = Config(journal=path.replace("step_1", ".bcp"))
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

@@ -12,8 +12,7 @@ import pytest
 from support.ending_ranks import EndingRanks
 from support.slow_ranks import FINDING_OF, save_steps
 
-from bytecheckpoint.observability import read_journal
-from bytecheckpoint.observability.findings import findings
+from bytecheckpoint.observability import findings, read_journal
 
 SLOW = 2
 # A busy machine makes some rank really slow, once.

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import BcpSavePlanner, BcpWriter
-from bytecheckpoint.observability.observers import flush
+from bytecheckpoint.observability import flush
 
 NUM_RANKS = 4
 WHOLE = torch.arange(400 * 300, dtype=torch.float32).reshape(400, 300)

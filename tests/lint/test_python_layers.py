@@ -23,11 +23,12 @@ LAYERS = (
     ("processes, threads, and the calls that they are in", ("runtime", "calls")),
     ("torch: its tensors, and what we rely on", ("tensors", "probes", "compat")),
     ("places, what is in them, what is done with it", ("storage", "contents", "checkpoint")),
-    ("journals, findings, pages", ("observability",)),
+    ("the end of a call: what stands out in it, and its line in a journal", ("findings", "journal")),
     ("ranks", ("distributed",)),
     ("plans, shared reading, staging", ("planning", "sharing", "staging")),
     ("the hooks of DCP", ("dcp",)),
     ("calls of ours", ("groups", "state_dicts", "convert", "training_state")),
+    ("what reads journals, and exporters", ("observability",)),
     ("frameworks", ("registration", "olmo", "torchtitan")),
     ("the command line", ("cli", "__main__")),
 )
@@ -155,6 +156,46 @@ def test_private_modules_stay_in_their_folders() -> None:
 )
 def test_a_private_import_is_found(place: str, line: str, is_fault: bool) -> None:
     assert bool(private_imports(place, line)) == is_fault
+
+
+def all_of(module: str) -> list[str]:
+    """Returns the names that a module of the package lists as public."""
+    path = ROOT / PACKAGE / module.replace(".", "/")
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+    lists = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    return [name for each in lists for name in ast.literal_eval(each)]
+
+
+def not_public(place: str, source: str) -> list[str]:
+    """Returns what the module at ``place`` imports from other folders that is not in the ``__all__`` of its module."""
+    own = place.split("/")[0]
+    names = [name.rpartition(".") for name in imported(ast.parse(source)) if name.split(".")[0] not in (own, "native")]
+    return [f"{place} imports {module}.{name}" for module, _, name in names if name not in all_of(module)]
+
+
+def test_what_reads_journals_imports_public_names_only() -> None:
+    """So it can be changed, and left out, without a look at what saves and loads."""
+    places = sorted((ROOT / PACKAGE / "observability").rglob("*.py"))
+    assert places
+    found = [fault for path in places for fault in not_public(f"observability/{path.name}", path.read_text())]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_fault"),
+    [
+        ("from bytecheckpoint.journal.lines import _STEP", True),
+        ("from bytecheckpoint.journal.lines import compile_pattern", True),
+        ("from bytecheckpoint.journal import lines", True),
+        ("from bytecheckpoint.journal.lines import append", False),
+        ("from bytecheckpoint.report import SaveReport", False),
+        ("from bytecheckpoint.native import _core", False),
+    ],
+)
+def test_an_import_of_what_is_not_public_is_found(line: str, is_fault: bool) -> None:
+    assert bool(not_public("observability/a.py", line)) == is_fault
 
 
 def test_only_storage_tells_a_url_from_a_path() -> None:

@@ -17,7 +17,7 @@ from support.store_trials import Store
 import bytecheckpoint
 from bytecheckpoint import Config, save_state_dict
 from bytecheckpoint.checkpoint.disk_usage import disk_usage
-from bytecheckpoint.observability.observers import flush
+from bytecheckpoint.observability import flush
 from bytecheckpoint.storage.object_store.client import StoreClient
 from bytecheckpoint.storage.object_store.stores import use_store
 

@@ -95,7 +95,7 @@ def save_steps_as(rank: int, *arguments: str) -> None:
     import torch.distributed.checkpoint as dcp
 
     from bytecheckpoint import BcpSavePlanner, BcpWriter, Config
-    from bytecheckpoint.observability.observers import flush
+    from bytecheckpoint.observability import flush
 
     num_ranks, run, store, kind, slow, mib, *steps = arguments
     is_slow = rank == int(slow)

@@ -23,7 +23,7 @@ from support.simulated_journal import Job, Straggler, simulate_load, simulate_sa
 
 from bytecheckpoint import Config, load_state_dict, save_state_dict
 from bytecheckpoint.cli import report
-from bytecheckpoint.observability.observers import flush
+from bytecheckpoint.observability import flush
 from bytecheckpoint.observability.run_folder import read_run
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import bytecheckpoint
 from bytecheckpoint.native import _core
-from bytecheckpoint.observability.observers import flush
+from bytecheckpoint.observability import flush
 
 VALUE = torch.arange(300_000, dtype=torch.float32).reshape(300, 1000)
 

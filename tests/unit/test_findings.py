@@ -20,8 +20,8 @@ from support.simulated_journal import (
     simulate_save,
 )
 
-from bytecheckpoint.observability.figures import rank_figures
-from bytecheckpoint.observability.findings import Finding, findings
+from bytecheckpoint.findings.figures import rank_figures
+from bytecheckpoint.observability import Finding, findings
 
 # What the simulator does to a rank, by what it is to be called, and the phases in which it may show.
 CALLED = {
@@ -263,5 +263,5 @@ def test_a_column_that_does_not_fit_is_left_out() -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import bytecheckpoint.observability.findings"
+    code = "import sys; sys.modules['torch'] = None; import bytecheckpoint.findings.findings"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -20,11 +20,20 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
-from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config, Retention, SaveReport, async_save_state_dict
+from bytecheckpoint import (
+    BcpReader,
+    BcpSavePlanner,
+    BcpWriter,
+    Config,
+    Retention,
+    SaveReport,
+    async_save_state_dict,
+    observe,
+    stop_observing,
+)
 from bytecheckpoint.errors import CheckpointExistsError, SaveFailedError, StorageError
-from bytecheckpoint.observability import journal, read_journal
-from bytecheckpoint.observability.journal import read_failures
-from bytecheckpoint.observability.observers import flush, observe, stop_observing
+from bytecheckpoint.journal.lines import append
+from bytecheckpoint.observability import flush, read_failures, read_journal
 from bytecheckpoint.observability.run_folder import trace_folders
 from bytecheckpoint.observability.trace_files import read_traces, with_whole_traces
 from bytecheckpoint.storage import journal_files
@@ -287,20 +296,20 @@ def test_a_run_folder_holds_only_step_folders(tmp_path: Path) -> None:
 
 def test_a_run_that_was_removed_stays_removed(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        journal.append(tmp_path / "gone" / ".bcp", {"format": 1, "kind": "save"})
+        append(tmp_path / "gone" / ".bcp", {"format": 1, "kind": "save"})
     assert names(tmp_path) == []
 
 
 def test_lines_that_are_not_whole_are_skipped(tmp_path: Path) -> None:
     folder = tmp_path / ".bcp"
     for number in range(3):
-        journal.append(folder, {"format": 1, "kind": "save", "number": number})
+        append(folder, {"format": 1, "kind": "save", "number": number})
     path = folder / "journal.jsonl"
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     for cut in range(len(whole) + 1):  # a process may die at any byte of its line, and another one goes on
         path.write_bytes(whole[:cut])
-        journal.append(folder, {"format": 1, "kind": "load", "number": 9})
+        append(folder, {"format": 1, "kind": "load", "number": 9})
         records, num_skipped = read_journal(tmp_path)
         num_whole = max(n for n in range(4) if sum(map(len, lines[:n])) - (n > 0) <= cut)
         assert [record["number"] for record in records] == [*range(num_whole), 9]
@@ -314,7 +323,7 @@ def test_lines_that_are_not_whole_are_skipped(tmp_path: Path) -> None:
 def test_old_lines_move_to_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_files, "_ROTATE_BYTES", 2000)
     for number in range(400):
-        journal.append(tmp_path, {"format": 1, "kind": "save", "number": number, "text": "x" * 50})
+        append(tmp_path, {"format": 1, "kind": "save", "number": number, "text": "x" * 50})
     assert names(tmp_path) == ["journal.1.jsonl", "journal.2.jsonl", "journal.3.jsonl", "journal.jsonl"]
     assert all(path.stat().st_size <= 2000 for path in tmp_path.iterdir())
     numbers = [record["number"] for record in read_journal(tmp_path)[0]]
@@ -328,9 +337,9 @@ def test_many_writers_lose_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(journal_files, "_ROTATE_BYTES", 20_000)
     write = (
         "import sys\nfrom pathlib import Path\nfrom bytecheckpoint.storage import journal_files\n"
-        "from bytecheckpoint.observability import journal\njournal_files._ROTATE_BYTES = 20_000\n"
+        "from bytecheckpoint.journal.lines import append\njournal_files._ROTATE_BYTES = 20_000\n"
         "for number in range(100):\n"
-        "    journal.append(Path(sys.argv[1]), {'format': 1, 'kind': 'save', 'who': sys.argv[2], 'number': number})\n"
+        "    append(Path(sys.argv[1]), {'format': 1, 'kind': 'save', 'who': sys.argv[2], 'number': number})\n"
     )
     folder = tmp_path / ".bcp"
     writers = [subprocess.Popen([sys.executable, "-c", write, str(folder), str(who)]) for who in range(4)]
@@ -349,7 +358,7 @@ def test_a_file_that_is_moved_while_a_writer_waits_for_it_is_left_alone(
     path.write_bytes(b"x" * 199 + b"\n")
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        waiting = threading.Thread(target=journal.append, args=(tmp_path, {"format": 1, "kind": "save", "number": 2}))
+        waiting = threading.Thread(target=append, args=(tmp_path, {"format": 1, "kind": "save", "number": 2}))
         waiting.start()
         inode = f":{path.stat().st_ino} "
         while not any("->" in lock and inode in lock for lock in Path("/proc/locks").read_text().splitlines()):
@@ -414,7 +423,7 @@ def test_a_forked_child_has_its_own(tmp_path: Path) -> None:
     save(tmp_path / "step_1", journal=str(tmp_path / ".bcp"))
     child = os.fork()
     if child == 0:
-        journal.append(tmp_path / ".bcp", {"format": 1, "kind": "save", "path": "of the child", "step": None})
+        append(tmp_path / ".bcp", {"format": 1, "kind": "save", "path": "of the child", "step": None})
         os._exit(0 if flush(1.0) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert [path for _, path, _ in kinds(tmp_path)] == ["step_1", "of the child"]

@@ -15,8 +15,8 @@ import torch.distributed.checkpoint as dcp
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.calls.trace import MOST_TRACE_BYTES
 from bytecheckpoint.errors import CorruptCheckpointError
+from bytecheckpoint.journal.clocks import offset_of
 from bytecheckpoint.native import _C, _core
-from bytecheckpoint.observability.clocks import offset_of
 from bytecheckpoint.report.rank_trace import RankTrace
 
 

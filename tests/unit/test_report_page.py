@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.simulated_journal import Job, Straggler, simulate_load, simulate_save, write_run
 
-from bytecheckpoint.observability.figures import rank_figures
+from bytecheckpoint.findings.figures import rank_figures
 from bytecheckpoint.observability.page import page_of
 from bytecheckpoint.observability.page.contents import page_contents
 from bytecheckpoint.observability.page.rank_columns import of_blocks, of_ranks

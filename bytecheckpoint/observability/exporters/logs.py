@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from typing import Any
 
-from bytecheckpoint.observability.failures import CallFailure
+from bytecheckpoint.journal.failures import CallFailure
 from bytecheckpoint.report import LoadReport, SaveReport
 
 __all__ = ["LoggingExporter"]

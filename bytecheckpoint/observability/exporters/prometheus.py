@@ -6,8 +6,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bytecheckpoint.journal.failures import CallFailure
 from bytecheckpoint.observability.exporters.metrics import FAILURES, METRICS, measurements_of
-from bytecheckpoint.observability.failures import CallFailure
 from bytecheckpoint.report import LoadReport, SaveReport
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.observability.figures import RankFigures, rank_figures, report_of, text_of
-from bytecheckpoint.observability.findings import Finding
+from bytecheckpoint.findings.figures import RankFigures, rank_figures, report_of, text_of
+from bytecheckpoint.findings.findings import Finding
 from bytecheckpoint.observability.page.rank_columns import num_cells, num_spans, of_blocks, of_ranks, timelines_of
 from bytecheckpoint.observability.page.untrusted import cleaned, shown
 from bytecheckpoint.observability.run_folder import Run, holds_steps

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bytecheckpoint.observability.figures import RankFigures
+from bytecheckpoint.findings.figures import RankFigures
 from bytecheckpoint.observability.page.untrusted import shown
 from bytecheckpoint.observability.spans import lanes_of
 

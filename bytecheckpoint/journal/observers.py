@@ -21,12 +21,12 @@ from typing import Any, Protocol, TypeAlias
 
 from bytecheckpoint.calls.stalls import WAITS_FOR_RANKS
 from bytecheckpoint.config import Config
-from bytecheckpoint.observability.failures import CallFailure
-from bytecheckpoint.observability.findings import findings
-from bytecheckpoint.observability.journal import append, place_of, run_of
-from bytecheckpoint.observability.records import failure_record_of, record_of
-from bytecheckpoint.observability.trace_files import keep_trace
-from bytecheckpoint.observability.work_thread import WorkThread
+from bytecheckpoint.findings.findings import findings
+from bytecheckpoint.journal.failures import CallFailure
+from bytecheckpoint.journal.lines import append, place_of, run_of
+from bytecheckpoint.journal.records import failure_record_of, record_of
+from bytecheckpoint.journal.trace_files import keep_trace
+from bytecheckpoint.journal.work_thread import WorkThread
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock

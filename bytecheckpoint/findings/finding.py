@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from bytecheckpoint.findings.figures import RankFigures
 from bytecheckpoint.listing import listed
-from bytecheckpoint.observability.figures import RankFigures
 
 __all__ = ["Finding", "Outlier", "grouped"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.observability.figures import RankFigures, number, report_of, typical
-from bytecheckpoint.observability.finding import Finding
+from bytecheckpoint.findings.figures import RankFigures, number, report_of, typical
+from bytecheckpoint.findings.finding import Finding
 from bytecheckpoint.report.text import duration_text
 
 __all__ = ["of_phases"]

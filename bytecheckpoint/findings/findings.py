@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bytecheckpoint.observability.figures import RankFigures, number, rank_figures, report_of, spread, typical
-from bytecheckpoint.observability.finding import Finding, Outlier, grouped
-from bytecheckpoint.observability.phase_findings import of_phases
+from bytecheckpoint.findings.figures import RankFigures, number, rank_figures, report_of, spread, typical
+from bytecheckpoint.findings.finding import Finding, Outlier, grouped
+from bytecheckpoint.findings.phase_findings import of_phases
 from bytecheckpoint.report.text import duration_text, size_text
 
 __all__ = ["Finding", "findings"]

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bytecheckpoint.config import Config
+from bytecheckpoint.journal.clocks import offset_of
+from bytecheckpoint.journal.failures import CallFailure
 from bytecheckpoint.native import _core
-from bytecheckpoint.observability.clocks import offset_of
-from bytecheckpoint.observability.failures import CallFailure
 from bytecheckpoint.report import LoadReport, RankLoadReport, RankSaveReport, SaveReport
 from bytecheckpoint.report.rank_trace import RankTrace
 

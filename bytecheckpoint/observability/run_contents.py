@@ -6,12 +6,11 @@ from __future__ import annotations
 import os
 
 from bytecheckpoint.checkpoint.disk_usage import disk_usage
-from bytecheckpoint.cli.options import place_text
 from bytecheckpoint.config import Config
-from bytecheckpoint.contents.contents import open_contents
+from bytecheckpoint.contents.contents import open_contents, place_text
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.findings.figures import text_of
 from bytecheckpoint.native import _core
-from bytecheckpoint.observability.figures import text_of
 from bytecheckpoint.observability.page.contents import LargestTensors, Space, StepSpace
 from bytecheckpoint.observability.run_folder import Run, holds_steps
 
