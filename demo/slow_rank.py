@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 from bytecheckpoint.observability import findings, read_journal
 
 # The slow ranks are those of the tests.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from support.ending_ranks import EndingRanks
 from support.slow_ranks import FINDING_OF, save_steps
 
 NUM_HEALTHY = 5
@@ -26,8 +28,9 @@ NUM_HEALTHY = 5
 
 def show(run: Path, kind: str, slow: int) -> bool:
     """Saves the run, and prints what each save says. Returns whether that is what happened."""
-    save_steps(run, range(NUM_HEALTHY))
-    save_steps(run, [NUM_HEALTHY], kind=kind, slow=slow)
+    with closing(EndingRanks()) as ranks:
+        save_steps(ranks, run, range(NUM_HEALTHY))
+        save_steps(ranks, run, [NUM_HEALTHY], kind=kind, slow=slow)
     records, _ = read_journal(run)
     is_right = len(records) == NUM_HEALTHY + 1
     for number, record in enumerate(records):

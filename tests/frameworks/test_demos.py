@@ -68,6 +68,15 @@ def test_the_manager_of_torchtitan() -> None:
     assert "The demo has passed" in done.stdout
 
 
+def test_a_slow_rank() -> None:
+    """The last of six saves names the rank, its host and the cause."""
+    done = run("slow_rank.py", "--kind", "late", "--rank", "1")
+    last = done.stdout.partition("step_5: ")[2]
+    assert "  rank 1 on " in last, done.stdout + done.stderr
+    assert "after the others, which waited for it" in last
+    assert "rank 1 was slow (late): " in last
+
+
 def test_an_object_store() -> None:
     """Two processes are killed in the middle of a save. The next begins at the newest commit, and nothing differs."""
     if find_weed() is None:
