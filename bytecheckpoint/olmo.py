@@ -77,12 +77,12 @@ def install(*, allow_pickle: bool = False, config: Config | None = None, spec: L
         ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value, which is raised here only with ``allow_pickle``;
             or ``spec`` is passed while the classes are replaced already.
     """
-    _replacing.stay(allow_pickle=allow_pickle, config=config, spec=spec)
+    _replacing.install(allow_pickle=allow_pickle, config=config, spec=spec)
 
 
 def uninstall() -> None:
     """Gives OLMo-core its own classes back when open blocks have ended. It has no effect without ``install``."""
-    _replacing.take_back()
+    _replacing.uninstall()
 
 
 @contextmanager

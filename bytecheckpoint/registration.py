@@ -95,7 +95,7 @@ def register(
             with ``allow_pickle``.
     """
     choice = KeyChoice(include, exclude)
-    _replacing.stay(allow_pickle=allow_pickle, config=config, spec=spec, choice=choice, on_report=on_report)
+    _replacing.install(allow_pickle=allow_pickle, config=config, spec=spec, choice=choice, on_report=on_report)
 
 
 def unregister() -> None:
@@ -103,7 +103,7 @@ def unregister() -> None:
 
     While blocks of ``registered`` are open in any thread, our classes stay until the last of these blocks ends.
     """
-    _replacing.take_back()
+    _replacing.uninstall()
 
 
 @contextmanager

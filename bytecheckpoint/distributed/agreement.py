@@ -82,17 +82,17 @@ def agree(
     with in_turn(turn, what, path):
         if _is_same(group, what, path, repr((texts, call)), failure is not None):
             return
-        heard = gathered(group, what, path, (None if failure is None else Parcel(failure), texts, call))
-        check_in_step(what, path, {rank: of_rank for rank, (_, _, of_rank) in enumerate(heard)})
-    for rank, (of_rank, _, _) in enumerate(heard):
+        answers = gathered(group, what, path, (None if failure is None else Parcel(failure), texts, call))
+        check_in_step(what, path, {rank: of_rank for rank, (_, _, of_rank) in enumerate(answers)})
+    for rank, (of_rank, _, _) in enumerate(answers):
         if of_rank is None:
             continue
         if failure is not None and rank == group.rank():
             raise failure
         of_rank.add_note(f"raised on rank {rank}")
         raise of_rank from failure
-    first = heard[0][1]
-    for rank, (_, others, _) in enumerate(heard):
+    first = answers[0][1]
+    for rank, (_, others, _) in enumerate(answers):
         for name in first:
             if others[name] != first[name]:
                 raise error(

@@ -66,15 +66,15 @@ def connect_star(group: dist.ProcessGroup) -> tuple[dict[int, socket.socket], li
             listener.close()
     for link in links.values():
         _note_address(link)
-    heard = all_gather(group, (None if failure is None else sendable(failure), own_place()))
-    said = [f"rank {rank} on {place}: {error}" for rank, (error, place) in enumerate(heard) if error is not None]
+    answers = all_gather(group, (None if failure is None else sendable(failure), own_place()))
+    said = [f"rank {rank} on {place}: {error}" for rank, (error, place) in enumerate(answers) if error is not None]
     if said:
         for link in links.values():
             link.close()
         raise CheckpointError(
-            f"ranks cannot connect to rank 0 of their process group, on {heard[0][1]}: {'; '.join(said)}"
+            f"ranks cannot connect to rank 0 of their process group, on {answers[0][1]}: {'; '.join(said)}"
         )
-    return links, [place for _, place in heard]
+    return links, [place for _, place in answers]
 
 
 def _note_address(link: socket.socket) -> None:

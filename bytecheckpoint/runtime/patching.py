@@ -14,7 +14,7 @@ __all__ = ["Replacing"]
 
 
 class Replacing:
-    """One replacement. It lasts while ``stay`` was called and not taken back, or while any ``block`` is open.
+    """One replacement. It lasts from ``install`` to ``uninstall``, and while any ``block`` is open.
 
     Thread-safe; any number of blocks of any threads may be open.
 
@@ -27,19 +27,19 @@ class Replacing:
     def __init__(self, begin: Callable[..., None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end
         self._lock = ForkSafeLock(threading.RLock)
-        self._stays = False
+        self._is_installed = False
         self._num_blocks = 0
 
-    def stay(self, **settings: Any) -> None:
-        """Makes the replacement until ``take_back``."""
+    def install(self, **settings: Any) -> None:
+        """Makes the replacement until ``uninstall``."""
         with self._lock:
             self._begin(**settings)
-            self._stays = True
+            self._is_installed = True
 
-    def take_back(self) -> None:
-        """Ends what ``stay`` began. The replacement ends unless a block is open."""
+    def uninstall(self) -> None:
+        """Ends what ``install`` began. The replacement ends unless a block is open."""
         with self._lock:
-            self._stays = False
+            self._is_installed = False
             self._end_unless_wanted()
 
     @contextmanager
@@ -56,5 +56,5 @@ class Replacing:
                 self._end_unless_wanted()
 
     def _end_unless_wanted(self) -> None:
-        if not self._stays and not self._num_blocks:
+        if not self._is_installed and not self._num_blocks:
             self._end()

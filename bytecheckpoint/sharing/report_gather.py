@@ -70,10 +70,10 @@ class ReportGather:
         if peers is None:
             return []
         with DeferredInterrupt():
-            work, heard = peers.begin_gather(torch.frombuffer(_packed(numbers, trace), dtype=torch.uint8))
+            work, gathered = peers.begin_gather(torch.frombuffer(_packed(numbers, trace), dtype=torch.uint8))
             self._has_come = True
         work.wait()
-        return [_report(rank, ctypes.string_at(said.data_ptr(), said.nbytes)) for rank, said in enumerate(heard)]
+        return [_report(rank, ctypes.string_at(said.data_ptr(), said.nbytes)) for rank, said in enumerate(gathered)]
 
     def __enter__(self) -> ReportGather:
         return self

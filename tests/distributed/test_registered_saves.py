@@ -19,7 +19,7 @@ from support.ranks import run_ranks
 
 from bytecheckpoint import BcpStager, BcpWriter, Config, load_state_dict, registered
 from bytecheckpoint.errors import CheckpointError, InvalidPlanError, ProcessGroupChangedError, StagingBusyError
-from bytecheckpoint.staging import leases as _stays
+from bytecheckpoint.staging import leases as _leases
 from distributed.worlds import LIMIT_S, Hold, begin_world, check_whole, sharded
 from distributed.worlds import save as begin_save
 
@@ -31,7 +31,7 @@ def state(number: int) -> dict[str, Any]:
 
 
 def stage_while_a_save_takes_long(directory: Path) -> None:
-    _stays._BEGIN_WITHIN_S = 0.05
+    _leases._BEGIN_WITHIN_S = 0.05
     planner = PausingPlanner()
     with registered(config=RAISES):
         future: Any = dcp.async_save(state(1), checkpoint_id=directory / "1", planner=planner)

@@ -11,7 +11,7 @@ import pytest
 from unit.run_folder import RunFolder, save_at
 
 from bytecheckpoint import Config
-from bytecheckpoint.staging import leases as _stays
+from bytecheckpoint.staging import leases as _leases
 
 
 @pytest.fixture(scope="module")
@@ -33,5 +33,5 @@ def no_state_is_left() -> Iterator[None]:
     """Releases the memory that a failed test still holds, so that the next test does not wait for it."""
     yield
     gc.collect()
-    for use in _stays._uses:
+    for use in _leases._uses:
         use.lease.arena_lease.release()

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import bytecheckpoint as bcp
 from bytecheckpoint.runtime.fork_locks import _all as all_locks
-from bytecheckpoint.staging import leases as _stays
+from bytecheckpoint.staging import leases as _leases
 
 
 def say(text: str) -> None:
@@ -355,7 +355,7 @@ def nest(rank: int, at: Path, ready: Path, hook: Hook) -> None:
     """Makes all calls in a hook of a save that runs in a hook of another call, in the same thread; then outside."""
     # The state of the outer call may be staged, too.
     os.environ["BYTECHECKPOINT_ON_STAGING_BUSY"] = "double_buffer"
-    _stays._UNUSED_WAIT_S = 1.0
+    _leases._UNUSED_WAIT_S = 1.0
     calls = [lambda: in_save(lambda: run_all(at / "inner", ready), at / "middle", ready)]
     hook(lambda: calls.pop()() if calls else None, at / "outer", ready)
     assert not calls

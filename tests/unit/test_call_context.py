@@ -31,7 +31,7 @@ from bytecheckpoint import (
 )
 from bytecheckpoint.calls import of_dcp
 from bytecheckpoint.dcp.call_context import CallContext
-from bytecheckpoint.staging import leases as _stays
+from bytecheckpoint.staging import leases as _leases
 
 STATE = {"w": torch.arange(4.0), "deep": {"step": 7}}
 
@@ -191,8 +191,8 @@ def test_who_looks_at_a_staged_state_does_not_begin_a_save() -> None:
     staged: Any = BcpStager(config=RAISES).stage(one(1))
     for look in (dict.items, lambda state: state.items(), pickle.dumps, dict):
         look(staged)
-        assert _stays._uses == []
-        assert not _stays.is_any_saved()
+        assert _leases._uses == []
+        assert not _leases.is_any_saved()
     again: Any = pickle.loads(pickle.dumps(staged))
     assert type(again) is dict
     assert torch.equal(again["w"], one(1)["w"])
@@ -204,23 +204,23 @@ def test_a_staged_state_is_claimed_for_the_time_of_the_save(tmp_path: Path) -> N
 
     class Counting(DefaultSavePlanner):
         def finish_plan(self, new_plan: Any) -> Any:
-            _stays._end_what_is_over()
-            claims.append(len(_stays._uses))
+            _leases._end_what_is_over()
+            claims.append(len(_leases._uses))
             return super().finish_plan(new_plan)
 
     dcp.save(staged, storage_writer=BcpWriter(tmp_path / "1"), planner=Counting(), no_dist=True)
     save_state_dict(tmp_path / "2", staged, planner=Counting(), no_dist=True)
     with registered():
         dcp.save(staged, checkpoint_id=tmp_path / "3", planner=Counting(), no_dist=True)
-    _stays._end_what_is_over()
-    assert (claims, _stays._uses) == ([1, 1, 1], [])
+    _leases._end_what_is_over()
+    assert (claims, _leases._uses) == ([1, 1, 1], [])
 
 
 @pytest.mark.parametrize("of", [FileSystemWriter, BcpWriter])
 def test_the_future_of_async_save_ends_the_stay_whoever_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: type
 ) -> None:
-    monkeypatch.setattr(_stays, "_BEGIN_WITHIN_S", 1000.0)
+    monkeypatch.setattr(_leases, "_BEGIN_WITHIN_S", 1000.0)
     kept = []
     for number in (1, 2, 3):
         planner = DefaultSavePlanner()  # keeps the state that it has planned

@@ -155,8 +155,8 @@ for _ in range(2):
 # Interrupts calls that begin a save, each time one place later, at 79 places, and keeps all exceptions. Each next save
 # still commits, and the process still ends.
 INTERRUPTED_AND_KEPT = """
-from bytecheckpoint.staging import leases as _stays
-_stays._UNUSED_WAIT_S, _stays._BEGIN_WITHIN_S = 1.0, 0.05
+from bytecheckpoint.staging import leases as _leases
+_leases._UNUSED_WAIT_S, _leases._BEGIN_WITHIN_S = 1.0, 0.05
 MODULES = ["bytecheckpoint." + name for name in (
     "staging.background", "staging.save_queue", "staging.staged_state", "staging.leases", "dcp.stager", "registration",
     "staging.save_handle")]

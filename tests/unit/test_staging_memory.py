@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from bytecheckpoint import BcpSavePlanner, BcpStager, BcpWriter, Config, async_save_state_dict, registered, shutdown
 from bytecheckpoint.errors import CheckpointError, StagingBusyError, StagingFullError
 from bytecheckpoint.native import _C
-from bytecheckpoint.staging import leases as _stays
+from bytecheckpoint.staging import leases as _leases
 
 pytestmark = MARKS
 
@@ -308,7 +308,7 @@ def test_a_failed_save_of_a_users_stager_keeps_no_memory(tmp_path: Path) -> None
 
 
 def test_memory_that_is_kept_for_no_save_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stays, "_UNUSED_WAIT_S", 0.1)
+    monkeypatch.setattr(_leases, "_UNUSED_WAIT_S", 0.1)
     kept: Any = BcpStager().stage(one(1))
     wanted = (
         rf"though no save of that state is under way: {kept['w'].nbytes} bytes for \d+ s, "
@@ -345,8 +345,8 @@ class TwiceStager(BcpStager):
 def test_what_the_thread_itself_keeps_within_async_save_is_an_error_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_registered: bool
 ) -> None:
-    monkeypatch.setattr(_stays, "_UNUSED_WAIT_S", 0.1)
-    monkeypatch.setattr(_stays, "_BEGIN_WITHIN_S", 0.1)
+    monkeypatch.setattr(_leases, "_UNUSED_WAIT_S", 0.1)
+    monkeypatch.setattr(_leases, "_BEGIN_WITHIN_S", 0.1)
     state: dict[str, Any] = {"part": Staging()} if way == "stateful" else one(2)
     stager = BcpStager() if way == "stateful" else TwiceStager()
     wanted = rf"staged at {__file__}:\d+ for the save to {tmp_path}\. Something still holds it"
@@ -362,7 +362,7 @@ def test_what_the_thread_itself_keeps_within_async_save_is_an_error_in_the_end(
 def test_a_save_within_a_hook_of_a_save_in_the_same_thread_is_an_error_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_stays, "_UNUSED_WAIT_S", 0.1)
+    monkeypatch.setattr(_leases, "_UNUSED_WAIT_S", 0.1)
 
     class Saving(BcpSavePlanner):
         def resolve_data(self, write_item: Any) -> Any:
@@ -375,7 +375,7 @@ def test_a_save_within_a_hook_of_a_save_in_the_same_thread_is_an_error_in_the_en
 
 
 def test_a_state_of_an_error_of_async_save_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stays, "_BEGIN_WITHIN_S", 0.1)
+    monkeypatch.setattr(_leases, "_BEGIN_WITHIN_S", 0.1)
     with pytest.raises(ValueError, match="process group") as raised:  # a save in a process needs a process group
         dcp.async_save(
             one(1), storage_writer=BcpWriter(tmp_path), async_checkpointer_type=AsyncCheckpointerType.PROCESS
