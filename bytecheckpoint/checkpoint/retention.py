@@ -88,9 +88,10 @@ class Retention:
     """Keeps the newest checkpoints of a run, and every n-th step, and removes the others.
 
     Only complete checkpoints count (see ``scan_steps``): with ``keep_latest=3`` there are three that load, whatever
-    else is in the folder. "Newest" means what ``latest`` returns: the step that the tracker names, then the one that
-    was committed last, then the one of the highest number. So if you go back to an earlier step and save from there,
-    the steps that you gave up are the older ones.
+    else is in the folder. "Newest" means committed last, and of equal times the highest number. So if you go back to an
+    earlier step and save from there, the steps that you gave up are the older ones. The step that the tracker names
+    counts like any other, though ``latest`` returns it first: it may be the one before, for the moment between a commit
+    and the change of the tracker.
 
     Whatever the rules say, these stay: what this process committed last; what it loaded last, until it commits one of
     the run itself; what the tracker names; what was committed last by anybody; and, if saves that began before have
@@ -217,7 +218,8 @@ class Retention:
         committed = {_step_of(folder): folder for folder in folders if folder.has_mark}
         order = commit_order(as_place(self.root), committed)
         complete = [committed[step] for step in order.steps if committed[step].is_complete]  # the newest first
-        by_rules = [folder for place, folder in enumerate(complete, 1) if self._keeps(folder, place, protect)]
+        by_time = [committed[step] for step in order.by_time if committed[step].is_complete]
+        by_rules = [folder for place, folder in enumerate(by_time, 1) if self._keeps(folder, place, protect)]
         needed = {path: why for path, why in _needed(order, complete).items() if path not in _paths(by_rules)}
         report.protected.update(needed)
         kept = [folder for folder in complete if folder in by_rules or folder.path in needed]
@@ -248,7 +250,7 @@ class Retention:
         yield from (path for _, path in step_paths(self.root, self.pattern) if path not in seen)
 
     def _keeps(self, folder: StepFolder, place: int, protect: frozenset[int]) -> bool:
-        """Whether the rules keep ``folder``. ``place`` counts complete checkpoints from the newest one, which is 1."""
+        """Whether the rules keep ``folder``. ``place`` counts complete ones from that committed last, which is 1."""
         is_nth = self.keep_every is not None and folder.step % self.keep_every == 0
         return place <= self.keep_latest or is_nth or folder.step in protect
 

@@ -105,7 +105,7 @@ def test_the_tracker_comes_first(run: RunFolder) -> None:
     assert doubts.startswith("step-20 is the newest, because the tracker names it, but step-25, step-30 have higher")
     assert doubts.endswith("and step-25 was committed last")
     report = prune(run.root, keep_latest=1)
-    assert (report.kept, report.protected) == ([20, 25], {str(run.path(25)): "it was committed last"})
+    assert (report.kept, report.protected) == ([20, 25], {str(run.path(20)): "the tracker names it"})
 
 
 @pytest.mark.parametrize("text", ["", "release", "99", "9" * 30])
@@ -345,7 +345,16 @@ def test_what_another_process_committed_last_stays_before_its_tracker_names_it(r
     (run.root / TRACKER).write_text("20")
     report = prune(run.root, keep_latest=1)
     assert report.kept == run.steps() == [20, 30]
-    assert report.protected == {str(run.path(30)): "it was committed last"}
+    assert report.protected == {str(run.path(20)): "the tracker names it"}
+
+
+def test_what_was_committed_before_the_tracker_moved_on_counts(run: RunFolder) -> None:
+    """Two saves ran at once: 24, which the tracker will name, was committed after 25. Until then it names 22."""
+    run_of(run, [22, 23, 25, 24])
+    (run.root / TRACKER).write_text("22")
+    report = prune(run.root, keep_latest=2)
+    assert report.kept == run.steps() == [22, 24, 25]
+    assert report.protected == {str(run.path(22)): "the tracker names it"}
 
 
 def test_a_tracker_that_cannot_be_read_removes_nothing(run: RunFolder) -> None:
