@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call in progress, as all parts know it: whether it still runs, what it does, and what is to happen at its end."""
+"""A call in progress, as all parts know it: whether it still runs, and what it does."""
 
 from __future__ import annotations
 
@@ -33,13 +33,6 @@ class Call(abc.ABC):
     def is_running(self) -> bool:
         """Returns whether the call has not returned yet. Any thread may ask."""
 
-    @abc.abstractmethod
-    def on_end(self, end: Callable[[], None]) -> None:
-        """Makes ``end`` be called in some thread when the call has ended; at once if it has.
-
-        It must neither block nor raise, and a second call of it must have no effect.
-        """
-
 
 class StatedCall(Call):
     """A call that ends when somebody says so: one of our own entry points."""
@@ -47,24 +40,14 @@ class StatedCall(Call):
     def __init__(self) -> None:
         super().__init__()
         self._is_over = False
-        self._at_end: list[Callable[[], None]] = []
 
     def is_running(self) -> bool:
         """Returns whether ``end`` was not called yet. Any thread may ask."""
         return not self._is_over
 
-    def on_end(self, end: Callable[[], None]) -> None:
-        """See ``Call.on_end``."""
-        self._at_end.append(end)
-        if self._is_over:
-            end()
-
     def end(self) -> None:
         """Marks the call as ended. Any thread may call it."""
         self._is_over = True
-        for end in [*self._at_end]:
-            end()
-        self._at_end.clear()
 
 
 def _nobody_knows() -> None:

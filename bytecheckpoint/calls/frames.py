@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 from bytecheckpoint.calls.call import Call
-from bytecheckpoint.calls.watch import watch
 from bytecheckpoint.native import _core
 
 __all__ = [
@@ -58,18 +57,6 @@ class FoundCall(Call):
         # The main thread counts as dead while functions that were registered with `atexit` run.
         is_alive = self._thread.is_alive() or self._thread is threading.main_thread()
         return is_alive and _core.is_in_call(self._thread.ident or 0, self._frame, self._code)
-
-    def on_end(self, end: Callable[[], None]) -> None:
-        """See ``Call.on_end``. It may come 0.1 s late."""
-
-        def look() -> bool:
-            if self.is_running():
-                return True
-            end()
-            return False
-
-        if look():
-            watch(look)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -119,7 +119,10 @@ class _Watched:
     def look(self) -> bool:
         """Looks at the call once. Returns whether it still runs."""
         spans = self._spans()
-        if spans is None or not self._call.is_running():
+        if spans is None:
+            return False
+        if not self._call.is_running():
+            spans.leave()
             return False
         now, seen = time.monotonic(), (spans.phase, spans.bytes_done)
         if seen != self._seen:
@@ -135,12 +138,6 @@ class _Watched:
                 f"; {awaited}" if awaited else "",
             )
         return True
-
-    def end(self) -> None:
-        """Says on the page of the call that it has ended."""
-        spans = self._spans()
-        if spans is not None:
-            spans.leave()
 
     def doing(self) -> Doing | None:
         """Returns the phase of the call, and the seconds since it began; None if it has ended."""
@@ -164,5 +161,4 @@ def watch_for_stalls(spans: _C.Trace, call: Call, title: NamedCall, stall_timeou
     """
     watched = _Watched(spans, call, title, stall_timeout_s)
     call.doing = watched.doing
-    call.on_end(watched.end)
     watch(watched.look)

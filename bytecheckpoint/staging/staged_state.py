@@ -9,10 +9,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from bytecheckpoint.calls.call import StatedCall
 from bytecheckpoint.calls.frames import line_of_caller
 from bytecheckpoint.calls.of_dcp import AsyncSaveCall, FlowCall
+from bytecheckpoint.calls.watch import wait_until
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import DeviceError, InvalidPlanError
@@ -125,11 +125,6 @@ def end_of_save(staged: Any) -> None:
         staged._memory.end_of_save()
     elif isinstance(staged, Future):
         staged.add_done_callback(lambda done: None if _has_failed(done) else end_of_save(done.result()))
-
-
-def _fail(future: Future[Any], failure: Exception) -> None:
-    with suppress(InvalidStateError):  # it has failed already
-        future.set_exception(failure)
 
 
 def _has_failed(done: Future[Any]) -> bool:
@@ -384,12 +379,9 @@ def _complete_in_thread(
             memory.release()
             # DCP looks once whether the future is done, and takes a future that is done for a success. So this waits
             # until that call of DCP has ended. DCP passes on nothing but an Exception.
-            failure = error if isinstance(error, Exception) else DeviceError(f"staging: {error!r}")
-            fail = partial(_fail, future, failure)
-            if memory.begun_by is None:
-                fail()
-            else:
-                memory.begun_by.on_end(fail)
+            begun_by = memory.begun_by
+            wait_until(lambda: begun_by is None or not begun_by.is_running())
+            future.set_exception(error if isinstance(error, Exception) else DeviceError(f"staging: {error!r}"))
             return
         memory.is_filled_later = False
         future.set_result(state)
