@@ -25,6 +25,7 @@ __all__ = ["WAITS_FOR_RANKS", "NamedCall", "watch_for_stalls"]
 WAITS_FOR_RANKS = ("global_plan", "exchange", "wait", "wait_peer")
 """Phases in which a rank waits for others, which are to blame if it waits for long."""
 
+_LOOK_INTERVAL_S = 0.5
 _logger = logging.getLogger("bytecheckpoint")
 
 
@@ -161,4 +162,4 @@ def watch_for_stalls(spans: _C.Trace, call: Call, title: NamedCall, stall_timeou
     """
     watched = _Watched(spans, call, title, stall_timeout_s)
     call.doing = watched.doing
-    watch(watched.look)
+    watch(watched.look, _LOOK_INTERVAL_S)

@@ -24,15 +24,35 @@ LOOK_INTERVAL_S = 0.02
 _logger = logging.getLogger("bytecheckpoint")
 
 
+class _Look:
+    """One thing to look at, every so many seconds."""
+
+    def __init__(self, look: Callable[[], bool], every_s: float) -> None:
+        self._look, self._every_s = look, every_s
+        self._last = time.monotonic()
+
+    def goes_on(self) -> bool:
+        """Looks, if it is time to. Returns whether it is to be looked at again."""
+        now = time.monotonic()
+        if now - self._last < self._every_s:
+            return True
+        self._last = now
+        try:
+            return self._look()
+        except Exception:
+            _logger.exception("a call in progress is not watched any more")
+            return False
+
+
 class _Watch:
     """Looks again and again. Its thread ends when there is nothing left to look at."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock(threading.RLock)  # a signal handler may save while its thread holds it
-        self._looks: list[Callable[[], bool]] = []
+        self._looks: list[_Look] = []
         self._is_running = False
 
-    def add(self, look: Callable[[], bool]) -> None:
+    def add(self, look: _Look) -> None:
         with self._lock:
             self._looks.append(look)
             if self._is_running:
@@ -48,7 +68,7 @@ class _Watch:
             time.sleep(_INTERVAL_S)
             with self._lock:
                 looks = [*self._looks]
-            over = [look for look in looks if not _goes_on(look)]
+            over = [look for look in looks if not look.goes_on()]
             with self._lock:
                 self._looks = [look for look in self._looks if look not in over]
                 if not self._looks:
@@ -56,20 +76,12 @@ class _Watch:
                     return
 
 
-def _goes_on(look: Callable[[], bool]) -> bool:
-    try:
-        return look()
-    except Exception:
-        _logger.exception("a call in progress is not watched any more")
-        return False
-
-
 _watch = PerProcess(_Watch)  # a forked child has none of the calls, and no thread
 
 
-def watch(look: Callable[[], bool]) -> None:
-    """Makes a thread call ``look`` every 0.1 s until it returns False. It must not block."""
-    _watch.get().add(look)
+def watch(look: Callable[[], bool], every_s: float = 0.0) -> None:
+    """Makes a thread call ``look`` every 0.1 s, or every ``every_s``, until it returns False. It must not block."""
+    _watch.get().add(_Look(look, every_s))
 
 
 def wait_until(is_so: Callable[[], bool], until: float | None = None) -> bool:
