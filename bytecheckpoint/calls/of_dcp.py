@@ -29,14 +29,13 @@ __all__ = [
     "cell_of",
     "is_any_in_background",
     "is_called_by_async_save",
-    "own_function",
 ]
 
-SAVE_FLOW = ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict")
+_SAVER = "torch.distributed.checkpoint.state_dict_saver"
+SAVE_FLOW = (_SAVER, "_save_state_dict")
 """The function in which DCP runs the hooks of a save."""
 LOAD_FLOW = ("torch.distributed.checkpoint.state_dict_loader", "_load_state_dict")
 """The function in which DCP runs the hooks of a load."""
-_SAVER = "torch.distributed.checkpoint.state_dict_saver"
 _ASYNC_SAVE = (_SAVER, "async_save")  # the functions inside it count, too
 _SAVE = (_SAVER, "save")
 # The wrapper of `save`. Its variables are the arguments as they were passed: `save` itself replaces `no_dist`.
@@ -184,15 +183,9 @@ def is_called_by_async_save() -> bool:
     return is_called_by(*_ASYNC_SAVE, depth=3)
 
 
-def own_function(function: Any) -> FunctionType | None:
-    """Returns what DCP has wrapped into ``function``; None if that is no function of Python."""
-    inside = inspect.unwrap(function) if callable(function) else None
-    return inside if isinstance(inside, FunctionType) else None
-
-
 def cell_of(function: Any, name: str) -> CellType | None:
     """Returns the variable ``name`` that a function within a function of DCP shares; None if it shares none."""
-    inside = own_function(function)
-    if inside is None or name not in inside.__code__.co_freevars:
+    inside = inspect.unwrap(function) if callable(function) else None
+    if not isinstance(inside, FunctionType) or name not in inside.__code__.co_freevars:
         return None
     return (inside.__closure__ or ())[inside.__code__.co_freevars.index(name)]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 import weakref
@@ -140,12 +141,13 @@ class _Watched:
             )
         return True
 
-    def doing(self) -> Doing | None:
-        """Returns the phase of the call, and the seconds since it began; None if it has ended."""
-        spans = self._spans()
-        if spans is None or not spans.phase:
-            return None
-        return spans.phase, (time.monotonic_ns() - spans.since_ns) / 1e9
+
+def _doing(of_call: weakref.ref[_C.Trace]) -> Doing | None:
+    """Returns the phase of a call, and the seconds since it began; None if it has ended."""
+    spans = of_call()
+    if spans is None or not spans.phase:
+        return None
+    return spans.phase, (time.monotonic_ns() - spans.since_ns) / 1e9
 
 
 def watch_for_stalls(spans: _C.Trace, call: Call, title: NamedCall, stall_timeout_s: float) -> None:
@@ -160,6 +162,5 @@ def watch_for_stalls(spans: _C.Trace, call: Call, title: NamedCall, stall_timeou
         title: Which call it is, for messages.
         stall_timeout_s: Seconds.
     """
-    watched = _Watched(spans, call, title, stall_timeout_s)
-    call.doing = watched.doing
-    watch(watched.look, _LOOK_INTERVAL_S)
+    call.doing = functools.partial(_doing, weakref.ref(spans))
+    watch(_Watched(spans, call, title, stall_timeout_s).look, _LOOK_INTERVAL_S)

@@ -94,8 +94,8 @@ class Retention:
     and the change of the tracker.
 
     Whatever the rules say, these stay: what this process committed last; what it loaded last, until it commits one of
-    the run itself; what the tracker names; what was committed last by anybody; and, if saves that began before have
-    younger commit marks, the youngest of these.
+    the run itself; what the tracker names; and, if saves that began before have younger commit marks, the youngest of
+    these.
 
     The order of the removal never leaves half a checkpoint that loads. First the checkpoints that stay are made
     durable. Then, for each one that goes, the commit mark is removed and that is synced, then the files, then the
@@ -358,7 +358,6 @@ def _needed(order: CommitOrder, complete: list[StepFolder]) -> dict[str, str]:
     needed: dict[str, str] = {}
     if order.by_begin:  # the hosts whose clocks said so may have been wrong
         needed |= dict.fromkeys(_first_in(paths, order.by_mark), "its commit mark is the youngest")
-    needed |= dict.fromkeys(_first_in(paths, order.by_time), "it was committed last")
     if order.tracked is not None and order.tracked[1] in paths:
         needed[order.tracked[1]] = "the tracker names it"
     return {**needed, **last_used(paths)}

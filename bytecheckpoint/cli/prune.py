@@ -42,8 +42,8 @@ def command(
     """Removes the checkpoints of a run, except the newest and every n-th.
 
     RUN is the folder of a run, or its URL. Only complete checkpoints count; what is being saved or loaded here stays.
-    The newest is the step of the tracker, then those that were committed last. A removal that is interrupted never
-    leaves half a checkpoint that loads. Ends with 1 if something was left behind.
+    The newest are those that were committed last; the step of the tracker stays besides. A removal that is interrupted
+    never leaves half a checkpoint that loads. Ends with 1 if something was left behind.
 
     \b
     Example:

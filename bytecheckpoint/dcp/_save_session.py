@@ -185,7 +185,7 @@ class SaveSession:
             if (thread.is_alive() if call is None else call.is_running()) and time.monotonic() < deadline:
                 return True
             session = ref()
-            return session is not None and not _begun(session.end)
+            return session is not None and _in_thread(session.end, "bytecheckpoint-save") is None
 
         watch(look)
 
@@ -201,21 +201,19 @@ def take_right_away(path: str, save_id: str) -> None:
         with contextlib.suppress(OSError):  # the save is committed, or this rank does not see the directory
             Path(path, f".metadata.{save_id}.tmp").unlink()
 
-    unlinking = threading.Thread(target=unlink, name="bytecheckpoint-take-away", daemon=True)
-    try:
-        unlinking.start()
-    except RuntimeError:  # no thread can be started: the deadline of the commit ends the right
-        return
-    unlinking.join(_TAKE_AWAY_S)
+    unlinking = _in_thread(unlink, "bytecheckpoint-take-away")
+    if unlinking is not None:  # else the deadline of the commit ends the right
+        unlinking.join(_TAKE_AWAY_S)
 
 
-def _begun(end: Callable[[], None]) -> bool:
-    """Calls ``end`` in a thread of its own, since storage may not answer. Returns False if none can be started."""
+def _in_thread(work: Callable[[], None], name: str) -> threading.Thread | None:
+    """Does ``work`` in a thread of its own, since storage may not answer. None if no thread can be started."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
     try:
-        threading.Thread(target=end, name="bytecheckpoint-save", daemon=True).start()
+        thread.start()
     except RuntimeError:
-        return False
-    return True
+        return None
+    return thread
 
 
 _of_thread = threading.local()

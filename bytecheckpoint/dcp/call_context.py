@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from bytecheckpoint.calls.call import Call, StatedCall
-from bytecheckpoint.calls.of_dcp import LOAD_FLOW, SAVE_FLOW, FlowCall, cell_of, own_function
+from bytecheckpoint.calls.of_dcp import LOAD_FLOW, SAVE_FLOW, FlowCall, cell_of
 from bytecheckpoint.calls.trace import CallTrace
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp.safe_exchange import send_failures_safely
@@ -117,7 +117,7 @@ class CallContext:
         context = cls(around.call)
         context.lets_dcp_choose_ranks = around.lets_dcp_choose_ranks
         context._is_in_background = around.background is not None
-        if plan is not None:
+        if plan is not None and flow == SAVE_FLOW:
             context.staging = claim_of_call(around)
         if around.call is not None:
             send_failures_safely(around.variables)
@@ -132,7 +132,7 @@ class CallContext:
 
     def _fill(self, storage: object, arguments: Mapping[str, Any], *, knows_ranks: bool) -> None:
         self._storage, self._planner = _weakly(storage), _weakly(arguments.get("planner"))
-        self._global_step = _weakly(own_function(arguments.get("global_step")))
+        self._global_step = _weakly(arguments.get("global_step"))
         self.use_collectives = arguments.get("use_collectives")
         if not knows_ranks or not holds(GROUPS):
             return

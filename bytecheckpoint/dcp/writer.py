@@ -13,11 +13,7 @@ from torch.futures import Future
 
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._plain_call import plan_save
-from bytecheckpoint.dcp._save_session import (
-    RankResult,
-    SaveSession,
-    begin_session,
-)
+from bytecheckpoint.dcp._save_session import RankResult, SaveSession, begin_session
 from bytecheckpoint.dcp._save_steps import commit_save, take_right, write_part
 from bytecheckpoint.dcp._unsafe import refuse_unsafe
 from bytecheckpoint.dcp._writer_base import WriterBase

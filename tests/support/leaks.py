@@ -14,7 +14,7 @@ __all__ = ["Holdings", "holdings", "leaks_since", "wait_for_watch"]
 
 # Threads and sockets may need a moment to end.
 _PATIENCE_S = 5.0
-# It looks every half second whether a call still runs, and ends behind the last one. A test does not wait for that.
+# It looks again and again whether a call still runs, and ends behind the last one. A test does not wait for that.
 _WATCH = "bytecheckpoint-calls"
 # These stay once they exist: the thread and the memory of background saves, and what other libraries keep.
 _STAYS = re.compile(

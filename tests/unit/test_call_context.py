@@ -241,6 +241,21 @@ def test_the_future_of_async_save_ends_the_stay_whoever_writes(
         vars(planner).clear()
 
 
+def test_a_load_within_the_save_of_a_staged_state_claims_nothing(tmp_path: Path) -> None:
+    own_save(tmp_path / "ready", None)
+    reader = BcpReader(tmp_path / "ready")
+
+    class Loading(DefaultSavePlanner):
+        def finish_plan(self, new_plan: Any) -> Any:
+            dcp.load(empty(), storage_reader=reader, no_dist=True)
+            return super().finish_plan(new_plan)
+
+    staged: Any = BcpStager(config=RAISES).stage(one(1))
+    dcp.save(staged, storage_writer=BcpWriter(tmp_path / "saved"), planner=Loading(), no_dist=True)
+    assert reader.last_report is not None
+    assert reader._call.staging is None
+
+
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads that have looked at their frames for calls of DCP, one after the other."""

@@ -258,8 +258,7 @@ base::Result<VerifyReport> verify_files(const VerifyOptions& options,
   }
   const Status fault = opened.status();
   if (fault.code() != Code::kCorrupt) return fault;
-  const std::string name = fault.path().substr(fault.path().rfind('/') + 1);
-  report.problems.push_back({name, "file", fault.offset(), fault.num_bytes(), {}, fault.message()});
+  report.problems.push_back({io::name_of(fault.path()), "file", fault.offset(), fault.num_bytes(), {}, fault.message()});
   return report;
 }
 
