@@ -258,7 +258,8 @@ base::Result<VerifyReport> verify_files(const VerifyOptions& options,
   }
   const Status fault = opened.status();
   if (fault.code() != Code::kCorrupt) return fault;
-  report.problems.push_back({io::name_of(fault.path()), "file", fault.offset(), fault.num_bytes(), {}, fault.message()});
+  report.problems.push_back(
+      {io::name_of(fault.path()), "file", fault.offset(), fault.num_bytes(), {}, fault.message()});
   return report;
 }
 
