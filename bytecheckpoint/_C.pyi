@@ -336,6 +336,7 @@ class Commit:
         sync: bool,
         direct_io: bool,
         reserve_bytes: int,
+        about: bytes,
         deadline_s: float,
         visibility_timeout_s: float,
         io_timeout_s: float,

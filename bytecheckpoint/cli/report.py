@@ -23,7 +23,7 @@ from bytecheckpoint.observability.page.untrusted import cleaned
 from bytecheckpoint.observability.perfetto import trace_of
 from bytecheckpoint.observability.run_contents import largest_tensors, space_of
 from bytecheckpoint.observability.run_folder import Run, journal_files, page_folder, read_run, trace_folders
-from bytecheckpoint.observability.summary import Trouble, findings_of_all, troubles
+from bytecheckpoint.observability.summary import Trouble, failure_text, findings_of_all, troubles
 from bytecheckpoint.observability.trace_files import with_whole_traces
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.storage.folders import folder_at
@@ -70,9 +70,9 @@ def command(
     """Says what to look at in the saves and loads of a run, and writes a page with charts of them.
 
     RUN is a run folder, or a checkpoint, or a folder that Config(journal=...) named: each save writes a line to .bcp in
-    the folder of its checkpoint. The page is one HTML file, report.html here, or in RUN/.bcp if there is such a folder.
-    It needs no network. With --json, or with --trace and without -o, no page is written. A trace is opened at
-    ui.perfetto.dev.
+    the folder of its checkpoint. Saves that failed or died come first. The page is one HTML file, report.html here, or
+    in RUN/.bcp if there is such a folder. It needs no network. With --json, with --trace and without -o, and if no call
+    has succeeded, no page is written. A trace is opened at ui.perfetto.dev.
 
     \b
     Example:
@@ -94,6 +94,8 @@ def command(
         return
     for line in _lines(records, troubles(records.records, found)):
         click.echo(line)
+    if not records.records:
+        return
     if output is not None or trace is None or follow:
         page = _write_page(records, found, output, interval if follow else 0.0)
         click.echo(f"page: {one_line(str(page))}")
@@ -106,13 +108,13 @@ def command(
 def _read(folder: Path, last: int, since: int | None) -> Run:
     if not folder.is_dir():
         raise Failure(f"{folder}: there is no such run folder")
-    if not journal_files(folder):
+    run = read_run(folder, last=last, since=since)
+    if not journal_files(folder) and not run.failures:
         raise Failure(
             f"{folder} has no journal: each save adds a line to .bcp/journal.jsonl in the folder of its checkpoint, "
             "unless Config(journal='off'), and no such file is in the folders of steps here; see docs/journal.md"
         )
-    run = read_run(folder, last=last, since=since)
-    if not run.records:
+    if not run.records and not run.failures:
         what = "" if since is None else f" of step {since} or later"
         raise Failure(
             f"{folder}: the journal has no save and no load{what} ({counted(run.num_skipped, 'line')} skipped)"
@@ -159,6 +161,8 @@ def _follow(
             continue
         seen = marks
         run = _read(folder, last, since)
+        if not run.records:
+            continue
         found = findings_of_all(run.records)
         page = _write_page(run, found, output, interval)
         newest, of_newest = run.records[-1], found[-1]
@@ -195,11 +199,14 @@ def _lines(run: Run, of_run: Sequence[Trouble]) -> list[str]:
     lines = [
         f"{one_line(str(run.path))}: {counted(counts['save'], 'save')}, {counted(counts['load'], 'load')}{skipped}"
     ]
-    lines.append(f"newest: {_call_text(run.records[-1])}")
     if run.failures:
-        newest = run.failures[-1]
-        what = f"{text_of(newest, 'path')}: {text_of(newest, 'error_type')}: {text_of(newest, 'message')}"
-        lines.append(f"failed: {counted(len(run.failures), 'call')}; the last one {one_line(what)}")
+        lines.append(f"failed: {counted(len(run.failures), 'call')}, the newest first:")
+        lines += [f"- {one_line(failure_text(each))}" for each in run.failures[: -_MOST_IN_WORDS - 1 : -1]]
+        if len(run.failures) > _MOST_IN_WORDS:
+            lines.append(f"and {len(run.failures) - _MOST_IN_WORDS} more; bcp why RUN lists them all")
+    if not run.records:
+        return lines
+    lines.append(f"newest: {_call_text(run.records[-1])}")
     for trouble in of_run[:_MOST_IN_WORDS]:
         lines.append(f"- {one_line(trouble.finding.text)} ({trouble.how_often()}, {trouble.seconds:.2f} s in all)")
         if trouble.finding.advice:

@@ -15,15 +15,16 @@ from typing import Any
 import click
 
 from bytecheckpoint.cli.options import checked_path, json_option
-from bytecheckpoint.cli.text import columns, counted, one_line, print_json
+from bytecheckpoint.cli.text import columns, counted, json_value, one_line, print_json
 from bytecheckpoint.errors import CheckpointError
-from bytecheckpoint.observability.journal import read_journal
+from bytecheckpoint.observability.journal import read_failures, read_journal
+from bytecheckpoint.observability.summary import failure_text
 from bytecheckpoint.report.text import duration_text, rate_text, size_text
 from bytecheckpoint.runtime.live_pages import LiveCall, Pages, read_live_pages
 
 __all__ = ["command"]
 
-_LAST_CALLS = 5
+_LAST_CALLS, _LAST_FAILURES = 5, 3
 # Larger numbers in a journal are none of ours, and no time that can be shown.
 _MOST = 1 << 60
 # Moves the cursor to the upper left corner; removes what is right of the cursor, and all below it.
@@ -39,9 +40,9 @@ _CLEAR = "\x1b[2J"
 def command(run: str | None, once: bool, interval: float, as_json: bool) -> None:
     """Shows the saves and loads that are under way on this machine: who is in which phase, since when, how fast.
 
-    RUN is the folder of a run, or a checkpoint; without it, all are shown. Below RUN are also the last calls, from its
-    journal. It reads only, and processes of other users only as root. Ctrl-C ends it. With --once, with --json, and
-    where stdout is no terminal, it prints once.
+    RUN is the folder of a run, or a checkpoint; without it, all are shown. Below RUN are also, from its journal, the
+    last calls that failed, and the last that did not. It reads only, and processes of other users only as root. Ctrl-C
+    ends it. With --once, with --json, and where stdout is no terminal, it prints once.
 
     \b
     Example:
@@ -85,6 +86,7 @@ def _document(run: str | None, pages: Pages) -> dict[str, Any]:
         "closed_processes": pages.num_closed,
         "unknown_pages": pages.num_unknown,
         "last": [_plain(record) for record in _last_calls(run)],
+        "failed": [json_value(record) for record in _last_failures(run)],
     }
 
 
@@ -113,6 +115,8 @@ def _lines(run: str | None, pages: Pages, before: dict[tuple[int, str, float], i
         lines += ["", f"{closed} of other users cannot be looked into; root can"]
     if pages.num_unknown:
         lines += ["", f"{counted(pages.num_unknown, 'page')} of another version not shown"]
+    failed = [one_line(failure_text(record)) for record in reversed(_last_failures(run))]
+    lines += ["", "last that failed:", *(f"  {line}" for line in failed)] if failed else []
     last = [_plain(record) for record in _last_calls(run)]
     if last:
         lines += ["", "last calls:", *(f"  {line}" for line in columns([_row_of_last(each) for each in last]))]
@@ -160,6 +164,15 @@ def _last_calls(run: str | None) -> list[dict[str, Any]]:
         if records:
             return records
     return []
+
+
+def _last_failures(run: str | None) -> list[dict[str, Any]]:
+    if run is None or "://" in run:
+        return []
+    try:
+        return read_failures(run, last=_LAST_FAILURES)
+    except CheckpointError:
+        return []
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp why``."""
+"""``bcp why``: what failed, and where things are."""
 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,50 +17,78 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.contents.contents import Chunk, Contents, Item, Part, open_contents, place_text
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _core
+from bytecheckpoint.observability.journal import read_failures
+from bytecheckpoint.observability.page.untrusted import cleaned
 from bytecheckpoint.observability.save_records import SaveRecord, find_save_record
+from bytecheckpoint.observability.summary import failure_text
 from bytecheckpoint.report.text import size_text
+from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.names import rank_of_data
 
 __all__ = ["command"]
 
 _MOST_CRCS = 4
 _MOST_NAMES = 5
-_RANK_OF_FILE = re.compile(r"__(\d{1,10})_\d+(\.[0-9a-f]{16})?\.distcp")  # of ours, and of stock DCP
 
 
 @click.command("why")
-@checkpoint_argument("step")
-@click.argument("key")
+@checkpoint_argument("run")
+@click.argument("key", required=False)
 @click.option(
     "--journal",
     type=click.Path(exists=True, file_okay=False),
     help="Folder of the journal, or of the run, if the journal is not in the checkpoint.",
 )
 @json_option
-def command(step: str, key: str, journal: str | None, as_json: bool) -> None:
-    """Says where each piece of a tensor or object is stored, and who wrote it, when, and how fast.
+def command(run: str, key: str | None, journal: str | None, as_json: bool) -> None:
+    """Says which saves of a run failed or died; with KEY: where a tensor or object is stored, and who wrote it.
 
-    STEP is a checkpoint, or a step folder of bytecheckpoint.save. KEY is a name as bcp ls shows it, or a pattern such
-    as 'model.*.bias' of whole names. Of each piece it prints: its box; file, offset and bytes; the blocks of the file
-    that it is in, and their CRC-32s; and the rank that wrote the file. Which other ranks held the same piece is stored
-    nowhere. Host, time and speed are from the journal in the checkpoint, .bcp/journal.jsonl, if there is one.
-    The metadata, and the checksums at the end of each file, are read, and no data. Ends with 2 if there is no such key.
+    RUN is a run folder, or one step of it. A save that was killed is told by what it left: in which phase it was, which
+    rank wrote last, and of which ranks there is nothing. Loads that failed are told if Config(journal=...) named a
+    folder, which is then passed as RUN.
+
+    With KEY, RUN is a checkpoint, or a step folder of bytecheckpoint.save. KEY is a name as bcp ls shows it, or a
+    pattern such as 'model.*.bias' of whole names. Of each piece it prints: its box; file, offset and bytes; the blocks
+    of the file that it is in, and their CRC-32s; and the rank that wrote the file. Which other ranks held the same
+    piece is stored nowhere. Host, time and speed are from the journal in the checkpoint, .bcp/journal.jsonl, if there
+    is one. The metadata, and the checksums at the end of each file, are read, and no data. Ends with 2 if there is no
+    such key.
 
     \b
     Example:
+      bcp why run
       bcp why run/step_100 model.embed.weight
     """
-    contents = open_contents(step, config=Config.from_env(), with_chunks=True, kind=_core.Checkpoint)
+    if key is None:
+        _tell_failures(journal or run, as_json)
+        return
+    contents = open_contents(run, config=Config.from_env(), with_chunks=True, kind=_core.Checkpoint)
     items = _asked(contents, key)
     records, notes = _records(contents, journal)
     found = [_facts(part, item, records.get(part.checkpoint.save_id)) for part, item in items]
     if as_json:
-        print_json(json_value({"path": step, "notes": notes, "items": found}))
+        print_json(json_value({"path": run, "notes": notes, "items": found}))
         return
     for facts in found:
         for line in _lines(facts):
             click.echo(line)
     for note in notes:
         click.echo(f"note: {one_line(note)}")
+
+
+def _tell_failures(run: str, as_json: bool) -> None:
+    if not folder_at(run).keeps_journals:
+        raise Failure(f"{run}: a journal is in a run folder on a file system; this is a URL of an object store")
+    if not Path(run).is_dir():
+        raise Failure(f"{run}: there is no such folder")
+    failures = read_failures(run)[::-1]
+    if as_json:
+        print_json({"run": run, "failures": [cleaned(record) for record in failures]})
+        return
+    for record in failures:
+        click.echo(one_line(failure_text(record)))
+    if not failures:
+        click.echo(f"{one_line(run)}: no save failed or died, as far as journals and folders tell")
 
 
 def _asked(contents: Contents, key: str) -> list[tuple[Part, Item]]:
@@ -165,8 +193,8 @@ def _blocks(chunk: Chunk, table: tuple[int, int, list[int]] | str | None) -> dic
 def _rank(file: str, part: Part, ranks: Mapping[str, int]) -> int | None:
     if file in ranks:
         return ranks[file]
-    found = _RANK_OF_FILE.fullmatch(file)
-    return int(found[1]) if found is not None else part.rank
+    found = rank_of_data(file)
+    return part.rank if found is None else found
 
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ import platform
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,16 @@ from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.distributed.call_order import number_of_turn
 from bytecheckpoint.distributed.launch import is_unaware, refuse_unaware_rank
 from bytecheckpoint.distributed.parcel import Parcel
-from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError
+from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError, RankLostError
+from bytecheckpoint.journal.failed_calls import note_lost_coordinator
+from bytecheckpoint.listing import listed
 from bytecheckpoint.native import _C
 from bytecheckpoint.report import RankSaveReport, SaveReport
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import HomeProcess
 from bytecheckpoint.storage.folder import Commit, Folder
 from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.unended_saves import about_save
 
 if TYPE_CHECKING:
     from bytecheckpoint.distributed.liveness import LivenessMonitor
@@ -67,7 +70,7 @@ class SaveSession:
         commits_alone: True in a save without collectives: each rank commits its own part.
         commit: The right to commit. None before ``prepare_global_plan``, and on ranks that do not commit.
         handed_in: True once ``write_data`` has returned this rank's result to DCP.
-        finishing: True once ``finish`` has begun.
+        lost: Ranks that are lost.
         phases: Duration of each phase so far.
         report: Report of this rank, once it has written its part.
         digest: Digest of the checkpoint, once it is computed; else "".
@@ -87,15 +90,16 @@ class SaveSession:
     commits_alone: bool = False
     commit: Commit | None = None
     handed_in: bool = False
-    finishing: bool = False
     report: SaveReport | None = None
     digest: str = ""
     ranks: LivenessMonitor | None = None
+    lost: set[int] = field(default_factory=set)
     folder: Folder = field(init=False)
     call: int = field(default_factory=number_of_turn)
     thread: threading.Thread = field(default_factory=threading.current_thread)
     home: HomeProcess = field(default_factory=HomeProcess)
     _over: threading.Event = field(default_factory=threading.Event)
+    _finish: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.folder = folder_at(self.path)
@@ -124,16 +128,28 @@ class SaveSession:
         if self.commit is not None:
             self.commit.abandon()
 
+    def begin_finish(self) -> None:
+        """Notes that ``finish`` has begun: it ends the save, whatever happens."""
+        self._finish.set()
+
+    @property
+    def finishing(self) -> bool:
+        """Whether ``finish`` has begun."""
+        return self._finish.is_set()
+
     @property
     def is_over(self) -> bool:
         """Whether ``end`` was called."""
         return self._over.is_set()
 
-    def watch_ranks(self) -> None:
+    def watch_ranks(self, config: Config) -> None:
         """Makes the loss of a rank end the save from now on, if the ranks have a liveness monitor.
 
         This rank then gives its right to commit back. If the coordinator itself is lost, this rank takes the right away
         from it, because a coordinator that has only stopped may go on later.
+
+        Args:
+            config: Settings of the save.
         """
         ref = weakref.ref(self)
 
@@ -141,11 +157,22 @@ class SaveSession:
             session = ref()
             if session is None:
                 return
+            session.lost.update(lost)
             if holder is not None and holder[0] in lost and holder[0] != session.rank:
-                take_right_away(session.path, holder[1])
+                take_right_away(session.path, holder, session.phases.trace.began_at, config)
             session.end()
 
         self.ranks = self.context.watch_ranks(self.phases.trace, on_loss)
+
+    def about(self, config: Config) -> bytes:
+        """Returns what stays of the save if it dies; see ``about_save``."""
+        return about_save(
+            rank=self.rank,
+            world_size=self.context.size,
+            began_at=self.phases.trace.began_at,
+            is_async=self.context.staging is not None,
+            with_host=config.journal_hosts,
+        )
 
     def check_ranks(self, ranks: Sequence[int]) -> None:
         """Checks on the coordinator that it has heard from exactly the ranks with which the save began.
@@ -169,37 +196,66 @@ class SaveSession:
             _logger.error("%s", error)  # over another group it is not known which ranks DCP tells
             raise error
 
-    def monitor(self, deadline_s: float) -> None:
+    def monitor(self, config: Config) -> None:
         """Makes the save end at its deadline, or when DCP's call has ended without calling ``finish``.
 
+        Such a save is then noted as one that failed: no hook has heard why.
+
         Args:
-            deadline_s: Seconds from now.
+            config: Settings of the save.
         """
         # A weak reference: if nobody else holds the session, the destructor of its commit ends the save.
-        ref, over, thread, call = weakref.ref(self), self._over, self.thread, self.context.call
-        deadline = time.monotonic() + deadline_s
+        ref, over, finish, thread = weakref.ref(self), self._over, self._finish, self.thread
+        path, context, lost = self.path, self.context, self.lost
+        deadline = time.monotonic() + config.commit_deadline_s
+
+        def end() -> None:
+            session = ref()
+            if session is not None:
+                session.end()
+            if not is_running() and context.call is not None and not finish.is_set():
+                context.note_end(_unheard(path, lost), path, config)
+
+        def is_running() -> bool:
+            return thread.is_alive() if context.call is None else context.call.is_running()
 
         def look() -> bool:
-            if over.is_set():
+            if over.is_set() and (finish.is_set() or context.is_failure_noted or context.call is None):
                 return False
-            if (thread.is_alive() if call is None else call.is_running()) and time.monotonic() < deadline:
+            if is_running() and (over.is_set() or time.monotonic() < deadline):
                 return True
-            session = ref()
-            return session is not None and _in_thread(session.end, "bytecheckpoint-save") is None
+            has_begun = _in_thread(end, "bytecheckpoint-save") is not None
+            return is_running() or not has_begun
 
         watch(look)
 
 
-def take_right_away(path: str, save_id: str) -> None:
+def _unheard(path: str, lost: Collection[int]) -> CheckpointError:
+    """Returns why a save failed where none of our hooks has heard of it, as far as that is known."""
+    ranks = f": {'rank' if len(lost) == 1 else 'ranks'} {listed([*map(str, sorted(lost))])} lost" if lost else ""
+    text = f"save({path}) was not committed{ranks}; DCP ended it before its last hook, and raised the reason"
+    return RankLostError(text, dict.fromkeys(lost, "lost"), path) if lost else CheckpointError(text, path)
+
+
+def take_right_away(path: str, holder: tuple[int, str], began_at: float, config: Config) -> None:
     """Takes the right to commit away from a lost coordinator, by removing the ``.tmp`` file of its commit.
 
     A thread removes the file, and this rank waits for that thread for 2 s at most: storage that does not answer must
-    not keep the rank from reporting the loss.
+    not keep the rank from reporting the loss. The rank that has removed it notes the save as one that failed.
+
+    Args:
+        path: Directory of the checkpoint.
+        holder: The coordinator, and the id of the save.
+        began_at: Unix time at which the save began.
+        config: Settings of the save.
     """
+    rank, save_id = holder
 
     def unlink() -> None:
+        note = note_lost_coordinator(path, save_id, rank, began_at, config)
         with contextlib.suppress(OSError):  # the save is committed, or this rank does not see the directory
             Path(path, f".metadata.{save_id}.tmp").unlink()
+            note()
 
     unlinking = _in_thread(unlink, "bytecheckpoint-take-away")
     if unlinking is not None:  # else the deadline of the commit ends the right
@@ -238,6 +294,7 @@ def begin_session(path: str, save_id: str, context: CallContext, config: Config)
     session = SaveSession(path, save_id, context, Phases(trace, context.call))
     _of_thread.session = weakref.ref(session)
     context.ends_with(session.end)
+    context.save_id = save_id
     return session
 
 
@@ -246,18 +303,21 @@ _lock = ForkSafeLock()
 _coordinating: dict[tuple[int, int], list[weakref.ref[SaveSession]]] = {}
 
 
-def end_unfinished_saves(session: SaveSession, io_timeout_s: float) -> None:
+def end_unfinished_saves(session: SaveSession, io_timeout_s: float) -> bool:
     """Ends earlier saves of this process in the same directory that nobody else will end.
 
     Such a save has returned its result to DCP but not begun ``finish``, or its thread has ended, or this thread began
     it and no longer runs it.
+
+    Returns:
+        Whether the directory is there.
 
     Raises:
         StorageError: The storage does not answer.
     """
     directory = _C.directory_id(session.path, io_timeout_s)
     if directory is None:
-        return  # there is no directory yet, so no save in it
+        return False  # so no save in it
     me = threading.current_thread()
     with _lock:
         _drop_dead_entries()
@@ -266,6 +326,7 @@ def end_unfinished_saves(session: SaveSession, io_timeout_s: float) -> None:
         is_left = other.handed_in or not other.thread.is_alive() or (other.thread is me and not other.is_running())
         if is_left and not other.finishing:
             other.end()
+    return True
 
 
 def note_coordinator(session: SaveSession, directory: tuple[int, int]) -> None:

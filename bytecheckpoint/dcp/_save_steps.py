@@ -26,6 +26,7 @@ from bytecheckpoint.dcp._save_session import RankResult, SaveSession, end_unfini
 from bytecheckpoint.dcp._unsafe import UnsafeObjects, describe_unsafe
 from bytecheckpoint.dcp.metadata import assemble, complete_metadata
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.journal.failed_calls import note_unended
 from bytecheckpoint.native import _C
 from bytecheckpoint.planning.assignment import plan_to_write
 from bytecheckpoint.planning.plan_items import PlanItems
@@ -72,9 +73,12 @@ def take_right(session: SaveSession, options: SaveOptions, plans: Sequence[SaveP
     session.check_ranks(range(len(plans)))
     if not all(isinstance(plan.items, PlanItems) for plan in plans):  # another planner made the plans
         check_planned_metadata(session.context.planned_metadata(), options.gaps_of(session))
-    end_unfinished_saves(session, options.config.io_timeout_s)
+    is_there = end_unfinished_saves(session, options.config.io_timeout_s)
     num_items = sum(len(plan.items) for plan in plans)
     session.use_folder(options.config)
+    keeps_journal = session.is_coordinator and options.config.journal != "off"
+    if is_there and keeps_journal and session.folder.keeps_journals:
+        note_unended(session.path, options.config)
     session.commit = session.folder.begin_commit(
         options.config,
         save_id=session.save_id,
@@ -82,6 +86,7 @@ def take_right(session: SaveSession, options: SaveOptions, plans: Sequence[SaveP
         overwrite=options.overwrite,
         sync=options.sync,
         reserve_bytes=(num_items + 8) * _METADATA_BYTES_A_CHUNK,
+        about=session.about(options.config) if keeps_journal else b"",
     )
     note_coordinator(session, session.commit.directory_id)
     if session.ranks is not None:
@@ -89,7 +94,7 @@ def take_right(session: SaveSession, options: SaveOptions, plans: Sequence[SaveP
     if session.is_over:
         session.end()
         raise CheckpointError(f"save({session.path}): a rank was lost while the save began", session.path)
-    session.monitor(options.config.commit_deadline_s)
+    session.monitor(options.config)
 
 
 def write_part(
@@ -151,7 +156,7 @@ def commit_save(
     """
     commit = session.commit
     assert commit is not None, "prepare_global_plan was not called"
-    session.finishing = True
+    session.begin_finish()
     session.phases.end("wait_s")
     failed = {result.rank: result.error for result in handed_in if result.error is not None}
     try:

@@ -10,6 +10,7 @@ default group is no substitute, because the call may use another group.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -28,13 +29,14 @@ from bytecheckpoint.calls.call import Call, StatedCall
 from bytecheckpoint.calls.of_dcp import LOAD_FLOW, SAVE_FLOW, FlowCall, cell_of
 from bytecheckpoint.calls.trace import CallTrace
 from bytecheckpoint.compat import private_names as _compat
+from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.safe_exchange import send_failures_safely
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.distributed.liveness import LivenessMonitor, OnLoss
 from bytecheckpoint.errors import CheckpointChangedError
+from bytecheckpoint.journal.failed_calls import note_failure
 from bytecheckpoint.journal.failures import CallFailure
-from bytecheckpoint.journal.observers import note_failure
 from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
 from bytecheckpoint.probes.probe import holds
 from bytecheckpoint.staging.staged_state import StagingTime, claim_of_call
@@ -57,6 +59,7 @@ class CallContext:
         as_given: Why the call keeps the planner that it has, and was given none of ours; "" if it has one of ours, or
             nobody asked.
         use_collectives: Whether the ranks of a save commit together; None in a load, and if it is not known.
+        save_id: Id of the save, once it has begun; else "".
         lets_dcp_choose_ranks: Whether a bare ``dcp.save`` was called without ``no_dist=True``; False if that is not
             known.
     """
@@ -67,6 +70,7 @@ class CallContext:
         self.use_collectives: bool | None = None
         self.staging: StagingTime | None = None
         self.as_given = ""
+        self.save_id = ""
         self.lets_dcp_choose_ranks = False
         self._is_in_background = False
         self._rank = self._coordinator = 0
@@ -238,17 +242,35 @@ class CallContext:
         return monitor
 
     def note_failure(self, error: BaseException, storage: Any) -> None:
-        """Tells exporters that ``error`` ends this call, on its coordinator, unless they have heard of it.
+        """Notes in the journal that ``error`` ends this call, on its coordinator, unless it was noted.
 
         A load that finds a newer commit begins again, so that is no failure.
         """
+        kind = "save" if isinstance(storage, StorageWriter) else "load"
+        self.note_end(error, storage.checkpoint_id, storage.config, kind)
+
+    def note_end(self, error: BaseException, path: str | os.PathLike[str], config: Config, kind: str = "save") -> None:
+        """Does what ``note_failure`` does, wherever it is known how the call has ended.
+
+        Args:
+            error: Why.
+            path: Path of the checkpoint.
+            config: Settings of the call.
+            kind: ``save`` or ``load``.
+        """
         if self._is_failure_noted or self._rank != self._coordinator:
             return
-        kind, path = ("save" if isinstance(storage, StorageWriter) else "load"), storage.checkpoint_id
-        failure = CallFailure.by(error, kind=kind, path=path, rank=self._rank, began_at=self._began_at)
+        failure = CallFailure.by(
+            error, kind=kind, path=path, rank=self._rank, began_at=self._began_at, save_id=self.save_id
+        )
         if failure.error_type != CheckpointChangedError.__name__:
             self._is_failure_noted = True
-            note_failure(failure, storage.config)
+            note_failure(failure, config, error)
+
+    @property
+    def is_failure_noted(self) -> bool:
+        """Whether ``note_failure`` was called."""
+        return self._is_failure_noted
 
     def ends_with(self, end: Callable[[], None]) -> None:
         """Notes the method that undoes the save of this call, if the call fails where none of our hooks hears of it."""
@@ -302,10 +324,10 @@ def explicit_call(
         yield
     except (Exception, CheckpointException) as error:
         if context._is_taken:  # a hook of ours has begun the call
-            context.note_failure(error, storage)
             end = context._end_save()
             if end is not None:
                 end()  # now: when the call has raised, nothing of it may write or remove files any more
+            context.note_failure(error, storage)
         raise
     finally:
         _explicit.reset(token)

@@ -87,7 +87,7 @@ class BcpWriter(WriterBase):
         """Begins a save: draws its id and makes its session."""
         call = CallContext.of_save(self, functools.partial(plan_save, self, config=self.config))
         session = begin_session(str(self.checkpoint_id), _C.draw_save_id(), call, self.config)
-        session.watch_ranks()
+        session.watch_ranks(self.config)
         others = [other for other in getattr(self._of_thread, "sessions", ()) if other.is_running()]
         self._of_thread.sessions = [*others, session]  # a hook of one save may run another save
         self.save_id = SAVE_ID_PREFIX + session.save_id

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.storage.journal_files import FOLDER
+from bytecheckpoint.storage.journal_files import FOLDER, journal_folders, journal_paths
 from bytecheckpoint.storage.journal_files import append as append_line
-from bytecheckpoint.storage.step_names import DEFAULT_PATTERN, compile_pattern, step_number
+from bytecheckpoint.storage.step_names import run_and_step, run_of
 
-__all__ = ["append", "place_of", "run_of"]
-
-_STEP = compile_pattern(DEFAULT_PATTERN)
+__all__ = ["append", "folder_of_failure", "place_of"]
 
 
 def place_of(path: str, config: Config, *, is_save: bool) -> tuple[Path | None, str, int | None]:
@@ -32,7 +31,7 @@ def place_of(path: str, config: Config, *, is_save: bool) -> tuple[Path | None, 
     """
     if config.journal == "off":
         return None, path, None
-    run, step = _step_of(path)
+    run, step = run_and_step(path)
     relative = path if run is None else os.path.relpath(path, run)
     if config.journal != "auto":
         return Path(config.journal), relative, step
@@ -41,22 +40,24 @@ def place_of(path: str, config: Config, *, is_save: bool) -> tuple[Path | None, 
     return Path(path) / FOLDER, os.path.relpath(path, run_of(path)), step
 
 
-def run_of(path: str) -> str:
-    """Returns the folder of the run that a checkpoint is a step of, or a part of a step; else the one that it is in."""
-    run, _ = _step_of(path)
-    return os.path.dirname(path) if run is None else str(run)  # noqa: PTH120
+def folder_of_failure(path: str) -> Path | None:
+    """Returns the folder of a journal that takes the line of a save that failed; None if there is none yet.
 
-
-def _step_of(path: str) -> tuple[Path | None, int | None]:
-    """Returns the folder of the run that a checkpoint is a step of, or a part of a step; and the step."""
-    if "://" in path:
-        return None, None
-    for folder in (Path(path), Path(path).parent):
-        match = _STEP.fullmatch(folder.name)
-        step = None if match is None else step_number(match[1] or "")
-        if step is not None:
-            return folder.parent, step
-    return None, None
+    It is that of the folder of the save, if anything is left in it; else that of the step of the run which was written
+    last, as with the lines of steps that are removed. A folder is not made, and none is kept, for a line.
+    """
+    own = Path(path)
+    with suppress(OSError):
+        if any(own.iterdir()):
+            return own / FOLDER
+    run, _ = run_and_step(path)
+    newest: tuple[float, Path] | None = None
+    with suppress(OSError):
+        for folder in journal_folders(run) if run is not None and run.is_dir() else []:
+            with suppress(OSError):
+                written = max(file.stat().st_mtime for file in journal_paths(folder)[:1])
+                newest = max(newest or (0.0, folder), (written, folder))
+    return None if newest is None else newest[1]
 
 
 def append(folder: Path, record: dict[str, Any]) -> None:

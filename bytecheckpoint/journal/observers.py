@@ -22,24 +22,26 @@ from typing import Any, Protocol, TypeAlias
 from bytecheckpoint.calls.stalls import WAITS_FOR_RANKS
 from bytecheckpoint.config import Config
 from bytecheckpoint.findings.findings import findings
-from bytecheckpoint.journal.failures import CallFailure
-from bytecheckpoint.journal.lines import append, place_of, run_of
-from bytecheckpoint.journal.records import failure_record_of, record_of
+from bytecheckpoint.journal.lines import append, place_of
+from bytecheckpoint.journal.records import record_of
 from bytecheckpoint.journal.trace_files import keep_trace
 from bytecheckpoint.journal.work_thread import WorkThread
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import PerProcess
+from bytecheckpoint.storage.step_names import run_of
 
 __all__ = [
+    "OBSERVERS",
     "Exporter",
+    "Observers",
     "OnReport",
     "flush",
     "note_call",
-    "note_failure",
     "note_trace",
     "observe",
+    "saying",
     "stop_observing",
 ]
 
@@ -49,8 +51,6 @@ _AT_EXIT_S = 5.0
 _MOST_WRITE_S = 30.0
 # At its end, a process says of each failed save so many letters.
 _MOST_SHOWN = 200
-# So many failed saves of a run wait for a save that commits.
-_MOST_FAILURES = 100
 # A call is compared with as many calls before, of at least so many.
 _HISTORY, _LEAST_HISTORY = 10, 5
 _LEAST_SLOWER_S = 0.5
@@ -78,7 +78,7 @@ class Exporter(Protocol):
         ...
 
 
-class _Observers:
+class Observers:
     """What the calls of this process left to do, and the threads that do it."""
 
     def __init__(self) -> None:
@@ -133,7 +133,8 @@ class _Observers:
         return is_first
 
 
-_observers = PerProcess(_Observers)
+OBSERVERS = PerProcess(Observers)
+"""Those of this process."""
 
 
 def observe(exporter: Exporter | OnReport) -> None:
@@ -147,7 +148,7 @@ def observe(exporter: Exporter | OnReport) -> None:
         exporter: One of ``bytecheckpoint.observability.exporters``, one of your own, or a function that takes the
             report. An exporter that observes already is not added again.
     """
-    observers = _observers.get()
+    observers = OBSERVERS.get()
     if not _is_among(exporter, observers.exporters):
         observers.exporters = [*observers.exporters, exporter]
     # What runs at the end of the process is run in reverse order: ours before that of the exporter's library.
@@ -161,7 +162,7 @@ def stop_observing(exporter: Exporter | OnReport) -> None:
     Args:
         exporter: What was passed to ``observe``. If it does not observe, this has no effect.
     """
-    observers = _observers.get()
+    observers = OBSERVERS.get()
     observers.exporters = [other for other in observers.exporters if not _is_among(other, [exporter])]
 
 
@@ -179,13 +180,13 @@ def flush(timeout_s: float = 60.0) -> bool:
     Returns:
         Whether they are.
     """
-    observers = _observers.if_made()
+    observers = OBSERVERS.if_made()
     return observers is None or observers.flush(timeout_s)
 
 
 def _flush_at_exit() -> None:
     flush(_AT_EXIT_S)
-    observers = _observers.if_made()
+    observers = OBSERVERS.if_made()
     for run, records in [] if observers is None else [*observers.failures.items()]:
         if records:
             texts = [f"{each['error_type']}: {each['message']}".splitlines()[0] for each in records]
@@ -201,7 +202,7 @@ def note_call(report: SaveReport | LoadReport, config: Config) -> None:
         config: Settings of the call.
     """
     _logger.info("%s", report.summary())
-    observers = _observers.get()
+    observers = OBSERVERS.get()
     if config.journal == "off" and not observers.exporters and not config.slow_factor:
         return
     if "://" in report.path and config.journal == "auto":
@@ -215,7 +216,7 @@ def note_call(report: SaveReport | LoadReport, config: Config) -> None:
     observers.submit(lambda: context.run(_tell, observers, exporters, report, record, config))
 
 
-def _written(observers: _Observers, report: SaveReport | LoadReport, config: Config) -> dict[str, Any] | None:
+def _written(observers: Observers, report: SaveReport | LoadReport, config: Config) -> dict[str, Any] | None:
     """Writes the record of a call to its journal, and returns it; None if there is no journal."""
     is_save = isinstance(report, SaveReport)
     folder, path, step = place_of(report.path, config, is_save=is_save)
@@ -249,44 +250,11 @@ def note_trace(path: str, kind: str, rank: int, trace: RankTrace | None, config:
     folder, _, step = place_of(path, config, is_save=kind == "save")
     if folder is not None:
         at, whole = folder, trace
-        _observers.get().write(folder, lambda: keep_trace(at, kind, step, rank, whole), config)
-
-
-def note_failure(failure: CallFailure, config: Config) -> None:
-    """Notes a call that has failed, on its coordinator.
-
-    The folder of a save that failed may hold no checkpoint, and stay for no reader. So its line waits in the process,
-    and goes to the next checkpoint of the run that commits. Exporters hear of the failure at once, in their thread.
-
-    Args:
-        failure: What failed.
-        config: Settings of the call.
-    """
-    observers = _observers.get()
-    is_save = failure.kind == "save"
-    folder, path, step = place_of(failure.path, config, is_save=is_save)
-    if folder is not None:
-        record, at = failure_record_of(failure, config, path, step), folder
-        if config.journal == "auto":
-            waiting = observers.failures.setdefault(run_of(failure.path), deque(maxlen=_MOST_FAILURES))
-            waiting.append(record)
-        else:
-            observers.write(folder, lambda: append(at, record), config)
-    exporters, context = observers.exporters, contextvars.copy_context()
-    if exporters:
-        observers.submit(lambda: context.run(_export_failure, observers, exporters, failure))
-
-
-def _export_failure(observers: _Observers, exporters: Sequence[Exporter | OnReport], failure: CallFailure) -> None:
-    for exporter in exporters:
-        export: Callable[[CallFailure], None] | None = getattr(exporter, "export_failure", None)
-        if export is not None:
-            with _saying(observers, exporter):
-                export(failure)
+        OBSERVERS.get().write(folder, lambda: keep_trace(at, kind, step, rank, whole), config)
 
 
 @contextmanager
-def _saying(observers: _Observers, exporter: Exporter | OnReport) -> Iterator[None]:
+def saying(observers: Observers, exporter: Exporter | OnReport) -> Iterator[None]:
     """Logs a failure of the ``with`` block, once."""
     try:
         yield
@@ -296,7 +264,7 @@ def _saying(observers: _Observers, exporter: Exporter | OnReport) -> Iterator[No
 
 
 def _tell(
-    observers: _Observers,
+    observers: Observers,
     exporters: Sequence[Exporter | OnReport],
     report: SaveReport | LoadReport,
     record: dict[str, Any] | None,
@@ -306,7 +274,7 @@ def _tell(
         _, path, step = place_of(report.path, config, is_save=isinstance(report, SaveReport))
         record = record_of(report, config, path, step)
     for exporter in exporters:
-        with _saying(observers, exporter):
+        with saying(observers, exporter):
             export: Callable[..., object] | None = getattr(exporter, "export", None)
             if export is not None:
                 export(report, record)
@@ -315,7 +283,7 @@ def _tell(
     _compare(observers, report, record, config)
 
 
-def _compare(observers: _Observers, report: SaveReport | LoadReport, record: dict[str, Any], config: Config) -> None:
+def _compare(observers: Observers, report: SaveReport | LoadReport, record: dict[str, Any], config: Config) -> None:
     """Logs a line if the call was far slower than the calls before it."""
     key = (record["kind"], str(Path(report.path).parent))
     before = observers.durations.setdefault(key, deque(maxlen=_HISTORY))

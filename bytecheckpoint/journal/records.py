@@ -18,11 +18,9 @@ from bytecheckpoint.journal.failures import CallFailure
 from bytecheckpoint.native import _core
 from bytecheckpoint.report import LoadReport, RankLoadReport, RankSaveReport, SaveReport
 from bytecheckpoint.report.rank_trace import RankTrace
+from bytecheckpoint.storage.journal_files import FORMAT
 
-__all__ = ["FORMAT", "failure_record_of", "record_of"]
-
-FORMAT = 1
-"""Number of the format. A field may be added without a new number."""
+__all__ = ["failure_record_of", "record_of"]
 
 # Lanes are kept of so many ranks at most.
 _MOST_TIMELINES = 16
@@ -92,6 +90,7 @@ def failure_record_of(failure: CallFailure, config: Config, path: str, step: int
         "total_s": round(failure.total_s, _DIGITS),
         "error_type": failure.error_type,
         "message": failure.message[:_MOST_MESSAGE],
+        "save_id": failure.save_id or None,
         "config": _changed(config),
         "versions": _versions(),
     }

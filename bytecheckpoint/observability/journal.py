@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.storage.journal_files import holds_checkpoint, journal_folders, journal_paths
+from bytecheckpoint.storage.journal_files import FOLDER, holds_checkpoint, journal_folders, journal_paths, save_folders
 from bytecheckpoint.storage.small_files import storage_errors
+from bytecheckpoint.storage.unended_saves import unended_saves
 
 __all__ = ["find_save", "read_failures", "read_journal"]
 
@@ -44,7 +45,10 @@ def read_journal(run: str | os.PathLike[str], last: int | None = None) -> tuple[
 
 
 def read_failures(run: str | os.PathLike[str], last: int | None = None) -> list[dict[str, Any]]:
-    """Returns the records of the calls of a run that failed, the oldest first.
+    """Returns the records of the calls of a run that failed, the oldest first, those of saves that died among them.
+
+    A save that was killed has no line in a journal until another save to its folder begins, or a prune removes it.
+    Until then its record is made from what it left there.
 
     Args:
         run: As for ``read_journal``.
@@ -53,7 +57,19 @@ def read_failures(run: str | os.PathLike[str], last: int | None = None) -> list[
     Raises:
         StorageError: A file of the journal, or the folder, cannot be read.
     """
-    return _records(Path(run), (_FAILURE,), last)[0]
+    folder = Path(run)
+    found = _records(folder, (_FAILURE,), None)[0]
+    known = {record.get("save_id") for record in found}
+    for place in save_folders(folder) if folder.is_dir() else ():
+        died = [record for record in unended_saves(place) if record["save_id"] not in known]
+        found += [_seen_from(folder, place / FOLDER, record) for record in died]
+    found.sort(key=_began)
+    return found if last is None else found[-last:]
+
+
+def _began(record: dict[str, Any]) -> float:
+    at = record.get("at")
+    return float(at) if isinstance(at, int | float) and abs(at) < _MOST_TIME else 0.0
 
 
 def find_save(run: str | os.PathLike[str], save_id: str) -> dict[str, Any] | None:
@@ -86,6 +102,8 @@ def _records(run: Path, kinds: tuple[str, ...], last: int | None) -> tuple[list[
     found: dict[object, dict[str, Any]] = {}
     num_skipped = 0
     for _, folder, line in reversed(lines):
+        if kinds == (_FAILURE,) and _FAILURE.encode() not in line:
+            continue  # most lines are of saves, and long
         record = _parsed(line)
         if record is None:
             num_skipped += bool(line.strip())
@@ -111,6 +129,8 @@ def _identity(record: dict[str, Any]) -> object:
     save_id = record.get("save_id")
     if record["kind"] == "save" and isinstance(save_id, str) and save_id:
         return save_id, repr(record.get("at"))
+    if record["kind"] == _FAILURE and isinstance(save_id, str) and save_id:
+        return _FAILURE, save_id
     if record["kind"] == _FAILURE:
         return repr(record.get("path")), repr(record.get("at"))
     return id(record)  # a load: two may be alike, and no load is ever copied

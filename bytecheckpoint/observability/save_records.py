@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.observability.journal import find_save
+from bytecheckpoint.report.text import utc_text
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.journal_files import FOLDER
 
@@ -35,11 +35,8 @@ class SaveRecord:
     @property
     def began(self) -> str | None:
         """When the save began, in UTC."""
-        at = _number(self.record.get("at"))
-        try:
-            return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        except (ValueError, OverflowError, OSError):
-            return None
+        text = utc_text(_number(self.record.get("at")))
+        return None if text == "?" else text
 
     def of_rank(self, rank: int) -> dict[str, Any]:
         """Returns what is known of a rank: ``host``, ``num_bytes``, ``seconds`` of its part, ``write_s``, rates.

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bytecheckpoint.findings.figures import text_of
 from bytecheckpoint.findings.findings import Finding, findings
+from bytecheckpoint.report.text import duration_text, utc_text
+from bytecheckpoint.storage.unended_saves import UNENDED
 
-__all__ = ["Trouble", "findings_of_all", "troubles"]
+__all__ = ["Trouble", "failure_text", "findings_of_all", "troubles"]
 
 _NUM_BEFORE = 40  # records that are searched for ten that are like the one that is looked at
 
@@ -69,3 +72,12 @@ def troubles(records: Sequence[Mapping[str, Any]], found: Sequence[Sequence[Find
         seconds = sum(each.seconds for _, each in of_cause)
         made.append(Trouble(finding, tuple(at for at, _ in of_cause), worst, seconds, num_calls, key[0]))
     return sorted(made, key=lambda trouble: -trouble.seconds)
+
+
+def failure_text(record: Mapping[str, Any]) -> str:
+    """Returns the record of a call that failed in words. Anybody may have written it."""
+    seconds, error_type = record.get("total_s"), text_of(record, "error_type")
+    after = f", after {duration_text(seconds)}" if isinstance(seconds, int | float) and 0 <= seconds < 1e9 else ""
+    why = text_of(record, "message") if error_type == UNENDED else f"{error_type}: {text_of(record, 'message')}"
+    what = f"{text_of(record, 'of') or 'call'} of {text_of(record, 'path') or '?'}"
+    return f"{utc_text(record.get('at'))}, {what}{after}: {why}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import Any
 
 from bytecheckpoint.report.rank_trace import RankTrace
 
-__all__ = ["duration_text", "in_words", "rate_text", "ratio", "size_text", "to_plain", "who"]
+__all__ = ["duration_text", "in_words", "rate_text", "ratio", "size_text", "to_plain", "utc_text", "who"]
 
 
 def ratio(value: float, by: float) -> float:
@@ -61,6 +62,14 @@ def duration_text(seconds: float) -> str:
     if seconds >= 1.0:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.1f} ms"
+
+
+def utc_text(at: object) -> str:
+    """Returns a Unix time for people, for example "2026-11-29 09:15:02 UTC"; "?" if it is none that can be shown."""
+    try:
+        return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC" if isinstance(at, int | float) else "?"
+    except (ValueError, OverflowError, OSError):  # a year that no calendar has
+        return "?"
 
 
 def in_words(phases: dict[str, float]) -> str:

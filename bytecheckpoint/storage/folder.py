@@ -192,7 +192,15 @@ class Folder(Protocol):
     # Saves.
 
     def begin_commit(
-        self, config: Config, *, save_id: str, rank: int | None, overwrite: bool, sync: bool, reserve_bytes: int
+        self,
+        config: Config,
+        *,
+        save_id: str,
+        rank: int | None,
+        overwrite: bool,
+        sync: bool,
+        reserve_bytes: int,
+        about: bytes = b"",
     ) -> Commit:
         """Takes the right to commit. Waits a moment if another save has it, which may be one that has just failed.
 
@@ -203,6 +211,7 @@ class Folder(Protocol):
             overwrite: Whether a checkpoint may be there.
             sync: Whether to sync what is written.
             reserve_bytes: Bytes that ``.metadata`` may need.
+            about: Who saves, as ``about_save`` says it: stays if the save dies, for whoever looks; b"" says nothing.
 
         Raises:
             CheckpointBusyError: Another save has the right.

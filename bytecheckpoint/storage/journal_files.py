@@ -20,22 +20,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from bytecheckpoint.errors import StorageError
 from bytecheckpoint.storage.folders import folder_at
-from bytecheckpoint.storage.names import is_mark
+from bytecheckpoint.storage.names import is_mark, save_of_tmp
 from bytecheckpoint.storage.parts import PARTS, RECORDS
 from bytecheckpoint.storage.step_names import DEFAULT_PATTERN, compile_pattern
 
 __all__ = [
     "FOLDER",
+    "FORMAT",
     "append",
     "carried_bytes",
     "carry_lines",
     "holds_checkpoint",
     "journal_folders",
     "journal_paths",
+    "save_folders",
 ]
 
 FOLDER = RECORDS
+FORMAT = 1
+"""Number of the format of records. A field may be added without a new number."""
+
 _NAME = "journal.jsonl"
 _HALF = ".journal.new"
 _ROTATE_BYTES = 64 << 20
@@ -83,20 +89,42 @@ def journal_folders(run: Path) -> list[Path]:
     found = [run] if any(path.exists() for path in journal_paths(run)) else []
     if not run.is_dir():
         return found
-    below = sorted(folder_at(run).folders())
-    if FOLDER in below:
-        found.append(run / FOLDER)
-    for name in below:
-        # A folder of another name may be a run of its own, whose journal is not of this one.
-        if _STEP.fullmatch(name) or holds_checkpoint(run / name):
-            found += _of_step(run / name)
-    return found
+    return [*found, *(folder / FOLDER for folder in save_folders(run) if (folder / FOLDER).is_dir())]
+
+
+def save_folders(run: Path) -> Iterator[Path]:
+    """Yields the folders to which saves of a run may have been: itself, its steps, and parts of these.
+
+    Raises:
+        StorageError: The folder cannot be listed.
+    """
+    yield run
+    for name in sorted(folder_at(run).folders()):
+        parts: list[str] = []
+        with _if_there():  # a save that fails, or a prune, may remove it meanwhile
+            # A folder of another name may be a run of its own, whose journal is not of this one.
+            if name == FOLDER or not (_STEP.fullmatch(name) or holds_checkpoint(run / name)):
+                continue
+            parts = sorted(folder_at(run / name).folders())
+        yield run / name
+        yield from (run / name / part for part in parts if part != FOLDER)
+
+
+@contextmanager
+def _if_there() -> Iterator[None]:
+    """Ends the ``with`` block where a folder has gone."""
+    try:
+        yield
+    except StorageError as error:
+        if error.errno != errno.ENOENT:
+            raise
 
 
 def holds_checkpoint(folder: Path) -> bool:
-    """Whether there is a commit mark in a folder, or in a part of it."""
+    """Whether there is a commit mark, or what a save has left, in a folder, or a commit mark in a part of it."""
     names = folder_at(folder).names()
-    return any(map(is_mark, names)) or any(folder_at(folder / part).has(".metadata") for part in PARTS)
+    is_own = any(is_mark(name) or save_of_tmp(name) is not None for name in names)
+    return is_own or any(folder_at(folder / part).has(".metadata") for part in PARTS)
 
 
 def carry_lines(run: int, removed: Iterable[str], into: str) -> list[str]:
@@ -133,13 +161,6 @@ def carried_bytes(folder: Path) -> int:
     """Returns how many bytes ``carry_lines`` takes away from a folder with a checkpoint or a part of one."""
     found = (path.lstat().st_size for path in journal_paths(folder / FOLDER) if path.exists())
     return sum(found)
-
-
-def _of_step(step: Path) -> Iterator[Path]:
-    """Yields the folders in a step that may hold a journal."""
-    for folder in (step, *(step / name for name in sorted(folder_at(step).folders()))):
-        if (folder / FOLDER).is_dir():
-            yield folder / FOLDER
 
 
 def _path_of(directory: int) -> Path:

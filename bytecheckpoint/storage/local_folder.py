@@ -148,7 +148,15 @@ class LocalFolder:
         write_small_file(self.place / name, content)
 
     def begin_commit(
-        self, config: Config, *, save_id: str, rank: int | None, overwrite: bool, sync: bool, reserve_bytes: int
+        self,
+        config: Config,
+        *,
+        save_id: str,
+        rank: int | None,
+        overwrite: bool,
+        sync: bool,
+        reserve_bytes: int,
+        about: bytes = b"",
     ) -> Commit:
         from bytecheckpoint.native import _C
 
@@ -164,6 +172,7 @@ class LocalFolder:
                     sync=sync,
                     direct_io=config.direct_io,
                     reserve_bytes=reserve_bytes,
+                    about=about,
                     deadline_s=config.commit_deadline_s,
                     visibility_timeout_s=config.visibility_timeout_s,
                     io_timeout_s=config.io_timeout_s,

@@ -7,6 +7,7 @@ somebody replaces a folder by a link during the removal, nothing outside is reac
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -16,10 +17,11 @@ from typing import Any
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.in_use import unheld
-from bytecheckpoint.storage.journal_files import carried_bytes, carry_lines
+from bytecheckpoint.storage.journal_files import FOLDER, append, carried_bytes, carry_lines
 from bytecheckpoint.storage.parts import inspect_step
 from bytecheckpoint.storage.removal import Outcome
 from bytecheckpoint.storage.step_folder import StepFolder, folder_of
+from bytecheckpoint.storage.unended_saves import unended_saves
 
 __all__ = ["LocalRemoval"]
 
@@ -83,7 +85,8 @@ class LocalRemoval:
         of_parts = [Path(folder.path) for folder in kept if folder.components]
         for directory in (self._path, *of_parts, *marked):
             _core.sync_directory(str(directory))
-        return carry_lines(self._root.fileno(), [folder.name for folder in going], kept[0].name)
+        failures = carry_lines(self._root.fileno(), [folder.name for folder in going], kept[0].name)
+        return [*failures, *_note_unended(going, Path(kept[0].path, FOLDER))]
 
     def remove(self, folder: StepFolder) -> Outcome:
         try:
@@ -94,6 +97,18 @@ class LocalRemoval:
 
     def end(self, paths: Iterable[str]) -> list[str]:
         return []  # a directory is removed at once
+
+
+def _note_unended(going: Sequence[StepFolder], journal: Path) -> list[str]:
+    """Writes lines of the saves that died in steps that are about to be removed. Returns what failed."""
+    places = [place for folder in going for place in (folder.path, *(f"{folder.path}/{n}" for n in folder.components))]
+    records = [record for place in places for record in unended_saves(place)]
+    try:
+        for record in records:
+            append(journal, json.dumps(record, separators=(",", ":")).encode() + b"\n")
+    except OSError as error:
+        return [f"{len(records)} saves that died have no line in {journal}: {error.strerror or error}"]
+    return []
 
 
 def _remove_folder(folder: StepFolder, root: _core.Directory, *, remove_others: bool) -> Outcome:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_data", "is_mark", "is_own_data", "is_own_file", "rank_of_mark"]
+__all__ = ["is_data", "is_mark", "is_own_data", "is_own_file", "rank_of_data", "rank_of_mark", "save_of_tmp"]
 
 _DATA = re.compile(r"(.*/)?__\d+_\d+(\.[0-9a-f]{16})?\.distcp")
 _OWN_DATA = re.compile(r"(.*/)?__\d+_\d+\.[0-9a-f]{16}\.distcp")
+_RANK = re.compile(r"__(\d{1,10})_\d+(\.[0-9a-f]{16})?\.distcp")  # of ours, and of stock DCP
+_TMP = re.compile(r"(__\d+)?\.metadata\.([0-9a-f]{32})\.tmp")
 _MARK = re.compile(r"(.*/)?(__(\d+))?\.metadata")
 
 
@@ -36,3 +38,15 @@ def rank_of_mark(name: str) -> int | None:
 def is_own_file(name: str) -> bool:
     """Whether it is the name of anything that a save of ours uploads."""
     return is_own_data(name) or is_mark(name)
+
+
+def rank_of_data(name: str) -> int | None:
+    """Returns the rank that wrote the data file of this name, of ours or of stock DCP; None if it is none."""
+    found = _RANK.fullmatch(name)
+    return int(found[1]) if found is not None else None
+
+
+def save_of_tmp(name: str) -> str | None:
+    """Returns the id of the save whose right to commit has this name; None if it is none."""
+    found = _TMP.fullmatch(name)
+    return found[2] if found is not None else None

@@ -24,6 +24,7 @@ from bytecheckpoint.native import _core
 
 __all__ = [
     "made_folder",
+    "read_head",
     "read_small_file",
     "refuse_irregular",
     "replaced_by",
@@ -41,6 +42,18 @@ def read_small_file(path: Path, max_bytes: int) -> bytes | None:
     Raises:
         StorageError: It is not a regular file, is larger than ``max_bytes``, or cannot be read.
     """
+    content = read_head(path, max_bytes + 1)
+    if content is not None and len(content) > max_bytes:
+        raise StorageError(f"read({path}): the file has more than {max_bytes} bytes, the most that is read", str(path))
+    return content
+
+
+def read_head(path: Path, max_bytes: int) -> bytes | None:
+    """Returns the first bytes of a file; None if there is no file.
+
+    Raises:
+        StorageError: It is not a regular file, or cannot be read.
+    """
     with storage_errors("read", path):
         try:
             _check_regular("read", path, path.lstat().st_mode)
@@ -51,10 +64,7 @@ def read_small_file(path: Path, max_bytes: int) -> bytes | None:
             return None
         with os.fdopen(descriptor, "rb") as file:
             _check_regular("read", path, os.fstat(descriptor).st_mode)
-            content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise StorageError(f"read({path}): the file has more than {max_bytes} bytes, the most that is read", str(path))
-    return content
+            return file.read(max_bytes)
 
 
 def made_folder(path: Path) -> _core.Directory:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.paths import below, location
 
-__all__ = ["DEFAULT_PATTERN", "MOST_DIGITS", "compile_pattern", "step_number", "step_paths"]
+__all__ = ["DEFAULT_PATTERN", "MOST_DIGITS", "compile_pattern", "run_and_step", "run_of", "step_number", "step_paths"]
 
 MOST_DIGITS = 18  # of a step, so that it fits into an int64
 DEFAULT_PATTERN = r"(?:(?:global_)?step[-_]?|checkpoint[-_]?)?(\d+)"
@@ -57,3 +58,27 @@ def compile_pattern(pattern: str | None) -> re.Pattern[str]:
     if expression.groups < 1:
         raise ConfigError(f"pattern={pattern!r}: must have a group around the number of the step")
     return expression
+
+
+def run_and_step(path: str) -> tuple[Path | None, int | None]:
+    """Returns the folder of the run that a checkpoint is a step of, or a part of a step, and the step; else None.
+
+    Looks at the path alone, and at no URL.
+    """
+    if "://" in path:
+        return None, None
+    for folder in (Path(path), Path(path).parent):
+        match = _DEFAULT.fullmatch(folder.name)
+        step = None if match is None else step_number(match[1] or "")
+        if step is not None:
+            return folder.parent, step
+    return None, None
+
+
+def run_of(path: str) -> str:
+    """Returns the folder of the run that a checkpoint is a step of, or a part of a step; else the one that it is in."""
+    run, _ = run_and_step(path)
+    return os.path.dirname(path) if run is None else str(run)  # noqa: PTH120
+
+
+_DEFAULT = re.compile(DEFAULT_PATTERN)

@@ -45,8 +45,8 @@ struct EndCommit {
 using CommitHolder = std::unique_ptr<engine::Commit, EndCommit>;
 
 CommitHolder begin_commit(std::string directory, const std::string& save_id, engine::Scope rank, bool overwrite,
-                          bool take_over, bool sync, bool direct_io, int64_t reserve_bytes, double deadline_s,
-                          double visibility_timeout_s, double io_timeout_s) {
+                          bool take_over, bool sync, bool direct_io, int64_t reserve_bytes, std::string about,
+                          double deadline_s, double visibility_timeout_s, double io_timeout_s) {
   engine::CommitOptions options;
   options.directory = std::move(directory);
   options.save_id = id_of(save_id);
@@ -56,6 +56,7 @@ CommitHolder begin_commit(std::string directory, const std::string& save_id, eng
   options.sync = sync;
   options.direct_io = direct_io;
   options.reserve_bytes = reserve_bytes;
+  options.about = std::move(about);
   options.deadline_s = deadline_s;
   options.visibility_timeout_s = visibility_timeout_s;
   options.io_timeout_s = io_timeout_s;
@@ -171,7 +172,7 @@ void bind_commit(py::module_& m) {
   py::class_<engine::Commit, CommitHolder>(m, "Commit", py::module_local())
       .def(py::init(&begin_commit), py::kw_only(), py::arg("directory"), py::arg("save_id"), py::arg("rank"),
            py::arg("overwrite"), py::arg("take_over"), py::arg("sync"), py::arg("direct_io"), py::arg("reserve_bytes"),
-           py::arg("deadline_s"), py::arg("visibility_timeout_s"), py::arg("io_timeout_s"))
+           py::arg("about"), py::arg("deadline_s"), py::arg("visibility_timeout_s"), py::arg("io_timeout_s"))
       .def(
           "check_files",
           [](engine::Commit& self, const Checkpoint& checkpoint) {

@@ -30,6 +30,7 @@ from bytecheckpoint import (
     save_state_dict,
 )
 from bytecheckpoint.errors import RankLostError
+from bytecheckpoint.observability import read_failures
 
 __all__ = ["DEATH_LIMIT_S", "PHASES", "STALL_S", "STOP_LIMIT_S", "Loss", "lose", "state"]
 
@@ -189,6 +190,8 @@ def lose(root: Path, loss: Loss) -> None:
     files = {info.relative_path for info in BcpReader(path).read_metadata().storage_data.values()}
     there = {entry.name for entry in path.iterdir() if entry.name != ".bcp"}
     assert there == files | {".metadata"}, "nothing is left of the save that failed"
+    if loss.phase in ("within_write", "after_write", "before_finish"):  # it had the right to commit
+        assert {each["error_type"] for each in read_failures(path)} & {"RankLostError", "UnendedSave"}, "it is not told"
     dist.barrier(fresh)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,8 @@ def without_a_store(path: Path, port: int) -> str:
     dist.barrier()
     if rank == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
+    while Path(f"/proc/{pids[0]}/stat").read_bytes().rpartition(b") ")[2][:1] != b"T":
+        time.sleep(0.01)  # the store must not answer at first, and then no more
     meeting._LEAST_ANSWER_S = STALL_S
     with pytest.raises(RankLostError) as caught:
         new_group([1, 2], stall_timeout=STALL_S)

@@ -131,6 +131,7 @@ def refused_while_another_saves(path: str) -> None:
         "sync": False,
         "direct_io": True,
         "reserve_bytes": 0,
+        "about": b"",
         "deadline_s": 60.0,
         "visibility_timeout_s": 0.0,
         "io_timeout_s": 60.0,

@@ -57,6 +57,15 @@ class Case:
         return f"{self.point.partition('_')[0]} {self.survives}"
 
     @property
+    def told(self) -> list[str]:
+        """Returns the phases that are known of the saves that were killed, as ``read_failures`` tells them."""
+        before = ["write"] * (self.start == Start.REMAINS)
+        if self.survives == NEW or self.point.startswith(("begin_", "sweep_", "abort_")):
+            return before + ["begin"] * (self.point == "begin_done")
+        has_metadata = self.point.startswith("commit_") and self.point != "commit_checked"
+        return [*before, "commit" if has_metadata else "write"]
+
+    @property
     def is_of_every_rank(self) -> bool:
         """Whether every rank reaches the point; otherwise only the coordinator does."""
         return self.point.startswith("write_")

@@ -26,6 +26,7 @@ from support.saves import (
     save_then_look,
 )
 
+from bytecheckpoint.observability import read_failures
 from faults.points import CASES, Case, Start, Starts
 from faults.rehearsal import NEW, NEXT
 
@@ -49,9 +50,11 @@ def test_kill(case: Case, failpoint_server: ForkServer, server: ForkServer, star
     outcome = failpoint_server.run(save, case.request(path), env=case.env())
     assert outcome.was_killed, f"{case} was not reached: {outcome}"
     assert generation_on_disk(path) == case.found_after
+    assert [record["phase"] for record in read_failures(path)] == case.told
     run_job(server, SaveRequest(path, NEXT))
     assert generation_on_disk(path) == NEXT
     assert_only_own_files(path)
+    assert [record["phase"] for record in read_failures(path)] == case.told, "the next save keeps what is known"
 
 
 @dataclass(frozen=True)

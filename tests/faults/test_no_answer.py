@@ -360,7 +360,7 @@ def test_a_lost_coordinator_is_given_up_though_its_storage_is_silent(tmp_path: P
         tmp = storage.real / f".metadata.{save_id}.tmp"
         tmp.touch()
         storage.stop()
-        taking = threading.Thread(target=take_right_away, args=(str(storage.path), save_id))
+        taking = threading.Thread(target=take_right_away, args=(str(storage.path), (0, save_id), time.time(), Config()))
         taking.start()
         taking.join(LIMIT_S)
         assert not taking.is_alive()

@@ -17,13 +17,13 @@ from bytecheckpoint.findings.findings import Finding
 from bytecheckpoint.observability.page.rank_columns import num_cells, num_spans, of_blocks, of_ranks, timelines_of
 from bytecheckpoint.observability.page.untrusted import cleaned, shown
 from bytecheckpoint.observability.run_folder import Run, holds_steps
-from bytecheckpoint.observability.summary import Trouble
+from bytecheckpoint.observability.summary import Trouble, failure_text
 
 __all__ = ["LargestTensors", "Space", "StepSpace", "page_contents"]
 
 _MOST_CELLS = 400_000
 _MOST_SPANS = 25_000
-_MOST_TROUBLES = 30
+_MOST_TROUBLES, _MOST_FAILURES = 30, 10
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,8 @@ def page_contents(
         "config": cleaned(newest.get("config")),
         "versions": cleaned(newest.get("versions")),
         "reload_s": reload_s,
+        "failures": [shown(failure_text(record)) for record in run.failures[: -_MOST_FAILURES - 1 : -1]],
+        "num_failures": len(run.failures),
         "troubles": [_trouble(trouble) for trouble in of_run[:_MOST_TROUBLES]],
         "num_troubles": len(of_run),
         "tensors": _tensors(tensors),

@@ -53,7 +53,9 @@ function showHead() {
 
 function showTroubles() {
   const list = document.getElementById("troubles");
-  if (!data.troubles.length) {
+  const failed = data.failures.map((text) => el("li", { class: "failed" }, el("div", { class: "words" }, el("p", {}, text))));
+  if (data.num_failures > failed.length) failed.push(el("li", {}, `and ${count(data.num_failures - failed.length)} more that failed; bcp why lists them all`));
+  if (!data.troubles.length && !failed.length) {
     list.replaceChildren(el("li", { class: "fine" }, "Nothing stands out: no rank, no host and no phase cost these calls much time."));
     return;
   }
@@ -66,7 +68,7 @@ function showTroubles() {
       document.getElementById("chosen").focus({ preventScroll: true });
     } }, "Show")));
   if (data.num_troubles > made.length) made.push(el("li", {}, `and ${count(data.num_troubles - made.length)} more, which cost less`));
-  list.replaceChildren(...made);
+  list.replaceChildren(...failed, ...made);
 }
 
 function showTable() {

@@ -165,7 +165,15 @@ class StoreFolder:
             client.put(joined(folder, name), content)
 
     def begin_commit(
-        self, config: Config, *, save_id: str, rank: int | None, overwrite: bool, sync: bool, reserve_bytes: int
+        self,
+        config: Config,
+        *,
+        save_id: str,
+        rank: int | None,
+        overwrite: bool,
+        sync: bool,
+        reserve_bytes: int,
+        about: bytes = b"",
     ) -> Commit:
         if rank is not None:
             raise UnsupportedError(

@@ -122,6 +122,9 @@ Status Commit::begin_slowly() {
   io::wait_until_freed();
   if (!o.overwrite && !is_local_) BCP_RETURN_IF_ERROR(try_to_replace_nothing());
   BCP_RETURN_IF_ERROR(of_own_tmp(tmp_.file().reserve(o.reserve_bytes)));
+  if (!o.about.empty()) {
+    BCP_RETURN_IF_ERROR(of_own_tmp(tmp_.file().write_at(o.about.data(), static_cast<int64_t>(o.about.size()), 0)));
+  }
   BCP_FAILPOINT(kBeginDone);
   return Status::ok();
 }

@@ -32,6 +32,7 @@ struct CommitOptions {
   bool sync = true;           // false: no fsync. The commit is then atomic if processes crash, but not if power is lost
   bool direct_io = true;      // write a large metadata file with O_DIRECT, where the file system has it
   int64_t reserve_bytes = 0;  // disk space for the metadata file, reserved before any data is written
+  std::string about;          // stands in the tmp until the metadata do: whoever finds the tmp knows whose it was
   double deadline_s = 3600;   // the save must be renamed within this time after `begin`
   double visibility_timeout_s = 0;  // how long to wait for files of other ranks to be seen, where they may be late
   double io_timeout_s = 0;          // a call fails if the storage has not answered for so long; 0: it waits for ever
@@ -61,7 +62,8 @@ struct CommitReport {
 ///                       .metadata   .metadata.{save id}.tmp   data files
 ///       before begin    old                                   old
 ///       from step 3     old         locked, empty             old
-///       from step 7     old         locked, empty             old, new (growing)
+///       from step 6     old         locked, who saves         old
+///       from step 7     old         locked, who saves         old, new (growing)
 ///       from step 9     old         locked, the new metadata  old, new (synced)
 ///       from step 10    new                                   old, new
 ///       after step 12   new                                   new
@@ -87,7 +89,8 @@ struct CommitReport {
 ///    swept is free. [kSweepListed, kSweepTmpRemoved, kSweepDirectorySynced, kSweepFileRemoved, kBeginSwept]
 /// 6. With `overwrite=False`, and not on a local file system, try on files of its own whether the commit without
 ///    replacing will work (kUnsupported). Reserve disk space for the metadata in the tmp, so that the disk cannot be
-///    full when it is written. [kBeginDone]
+///    full when it is written. Write into the tmp who saves: if this save dies, that is what is known of it.
+///    [kBeginDone]
 /// 7. All ranks: create each data file with O_EXCL under a name that is drawn anew, reserve its space, write records,
 ///    block table and trailer, cut it to its size and sync it. Then sync the directory, and hand the result to the
 ///    coordinator. From then on the files belong to the coordinator or to a sweep: the rank never deletes them.
