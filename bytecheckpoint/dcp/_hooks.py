@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def noting_failure(hook: F) -> F:
-    """Decorates a hook of our writer or reader: exporters hear on the coordinator if it raises."""
+    """Decorates a hook of our writer or reader: the coordinator notes that the call has failed if it raises."""
 
     @wraps(hook)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -28,7 +28,8 @@ def noting_failure(hook: F) -> F:
             with suppress(CheckpointError):  # there is no save, or it belongs to the parent of this process
                 is_writer = isinstance(self, StorageWriter)
                 context = self._session.context if is_writer else self._call
-                context.note_failure(error, self)
+                if not context.is_explicit:  # else whoever has stated the call notes how it ends
+                    context.note_failure(error, self)
             raise
 
     return cast(F, run)

@@ -71,17 +71,16 @@ def run_save(
         CheckpointError: The save failed, on any rank. If the reason is an exception that ends the process, such as
             KeyboardInterrupt, that is raised instead.
     """  # noqa: DOC501
-    path = str(writer.checkpoint_id)
     try:
-        with in_turn(turn, "save", path), calling(group, "save", path):
-            _save_flow(
-                staging,
-                state_dict=state,
-                storage_writer=writer,
-                process_group=group,
-                no_dist=group is None,
-                planner=BcpSavePlanner(config=writer.config) if planner is None else planner,
-            )
+        _save_flow(
+            turn,
+            staging,
+            state_dict=state,
+            storage_writer=writer,
+            process_group=group,
+            no_dist=group is None,
+            planner=BcpSavePlanner(config=writer.config) if planner is None else planner,
+        )
     except CheckpointException as exception:
         raise _typed(exception) from exception
     assert writer.last_report is not None
@@ -118,20 +117,22 @@ def save_over_group(
         state, staging = with_states(staged), staging_of(staged)
     except Exception as error:  # the other ranks come to this save and get the error there
         planner = failing_planner(error)
-    path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
-    with in_turn(turn, "save", path), calling(group, "save", path):
-        return _save_flow(
-            staging,
-            state_dict=state,
-            storage_writer=storage_writer,
-            process_group=group,
-            planner=planner,
-            use_collectives=use_collectives,
-        )
+    return _save_flow(
+        turn,
+        staging,
+        state_dict=state,
+        storage_writer=storage_writer,
+        process_group=group,
+        planner=planner,
+        use_collectives=use_collectives,
+    )
 
 
-def _save_flow(staging: StagingTime | None, **arguments: Any) -> Metadata:
-    with explicit_call(arguments["storage_writer"], staging, **arguments):
+def _save_flow(turn: CallOrder | None, staging: StagingTime | None, **arguments: Any) -> Metadata:
+    writer, group = arguments["storage_writer"], arguments["process_group"]
+    path = str(getattr(writer, "checkpoint_id", ""))
+    # The call is the outermost, and so notes a failure as the caller gets it.
+    with explicit_call(writer, staging, **arguments), in_turn(turn, "save", path), calling(group, "save", path):
         return save_state(**arguments)
 
 

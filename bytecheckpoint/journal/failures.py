@@ -70,7 +70,9 @@ def _type_of(error: BaseException) -> str:
 def _text_of(error: BaseException) -> str:
     """Returns the text of ``error``. That of DCP's own exception has the numbers of the ranks alone."""
     failures = {} if hasattr(error, "reasons") else _of_ranks(error)
-    return texts_of_ranks(failures) if failures else str(error) or type(error).__name__
+    undone = [each for each in failures.values() if hasattr(each, "reasons")]  # of the coordinator, with those of all
+    text = str(undone[0]) if undone else texts_of_ranks(failures) if failures else str(error)
+    return text or type(error).__name__
 
 
 def _of_ranks(error: Any) -> dict[int, BaseException]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ __all__ = [
     "write_small_file",
 ]
 
+_MOST_ATTEMPTS, _BETWEEN_ATTEMPTS_S = 5, 0.01
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -55,16 +57,25 @@ def read_head(path: Path, max_bytes: int) -> bytes | None:
         StorageError: It is not a regular file, or cannot be read.
     """
     with storage_errors("read", path):
-        try:
-            _check_regular("read", path, path.lstat().st_mode)
-            # Something else may have replaced the file since lstat. With these flags a FIFO opens without waiting, and
-            # a link is refused with ELOOP.
-            descriptor = os.open(path, os.O_RDONLY | _FLAGS)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(descriptor, "rb") as file:
-            _check_regular("read", path, os.fstat(descriptor).st_mode)
-            return file.read(max_bytes)
+        for attempt in range(1, _MOST_ATTEMPTS + 1):
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:
+                return None
+            _check_regular("read", path, mode)
+            try:
+                # Something else may have replaced the file since lstat. With these flags a FIFO opens without waiting,
+                # and a link is refused with ELOOP.
+                descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+                with os.fdopen(descriptor, "rb") as file:
+                    _check_regular("read", path, os.fstat(descriptor).st_mode)
+                    return file.read(max_bytes)
+            except OSError as error:
+                # While a file is replaced, some file systems show none for a moment, or forget one that is open.
+                if error.errno not in (errno.ENOENT, errno.ESTALE) or attempt == _MOST_ATTEMPTS:
+                    raise
+            time.sleep(_BETWEEN_ATTEMPTS_S)
+    return None
 
 
 def made_folder(path: Path) -> _core.Directory:

@@ -31,10 +31,11 @@ __all__ = ["UNENDED", "about_save", "unended_saves"]
 UNENDED = "UnendedSave"
 """Stands in the journal where the name of the error class would, if there was no error."""
 
-# A lock that another machine holds is not seen everywhere. So a save there is taken for dead after so many seconds
-# without a change in its folder.
+# A lock that another machine holds is not seen everywhere. So where others write, a save is taken for dead once nothing
+# has changed in its folder for so many seconds.
 _SILENCE_S = 60.0
 _MOST_ABOUT = 4096  # bytes
+_LOOK_S = 5.0
 _MOST_RANKS = 1 << 20
 
 
@@ -115,7 +116,8 @@ def _record(
         return None
     about = about or {}
     last_at = max([status.st_mtime, *(each.st_mtime for each in files.values())])
-    if not _was_here(about) and time.time() - last_at < silence_s:
+    is_here = about.get("processes") == own_place().processes or _core.is_local(str(folder), _LOOK_S)
+    if not is_here and time.time() - last_at < silence_s:
         return None
     began_at = about.get("at", status.st_mtime)
     ranks = {name: rank for name in files if (rank := rank_of_data(name)) is not None}
@@ -165,11 +167,6 @@ def _about_of(head: bytes) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
     return known if 0 <= at < 1e12 and 0 <= rank < _MOST_RANKS and 0 <= world_size < _MOST_RANKS else None
-
-
-def _was_here(about: dict[str, Any]) -> bool:
-    """Whether the save ran where its lock would be seen."""
-    return bool(about.get("processes")) and about["processes"] == own_place().processes
 
 
 def _message(
