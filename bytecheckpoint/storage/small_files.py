@@ -55,7 +55,7 @@ def read_head(path: Path, max_bytes: int) -> bytes | None:
 
     Raises:
         StorageError: It is not a regular file, or cannot be read.
-    """
+    """  # noqa: DOC501
     with storage_errors("read", path):
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:

@@ -141,3 +141,28 @@ for call in (
     if kind == "a symbolic link":
         assert (tmp_path / "theirs").read_bytes() == b"theirs"
         assert (tmp_path / name).is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("code", "num_times", "reads"), [(errno.ENOENT, 2, True), (errno.ESTALE, 2, True), (errno.ESTALE, 99, False)]
+)
+def test_a_file_that_is_being_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, num_times: int, reads: bool
+) -> None:
+    """Some file systems show none for a moment, or forget one that is open."""
+    path = tmp_path / "small"
+    path.write_bytes(b"new")
+    status, failed = os.fstat, []
+
+    def failing(descriptor: int) -> os.stat_result:
+        if len(failed) < num_times:
+            failed.append(descriptor)
+            raise OSError(code, os.strerror(code))
+        return status(descriptor)
+
+    monkeypatch.setattr(os, "fstat", failing)
+    if reads:
+        assert read_small_file(path, 100) == b"new"
+    else:
+        with pytest.raises(StorageError, match=r"read\(.*small\): Stale"):
+            read_small_file(path, 100)
