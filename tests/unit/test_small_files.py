@@ -144,7 +144,7 @@ for call in (
 
 
 @pytest.mark.parametrize(
-    ("code", "num_times", "reads"), [(errno.ENOENT, 2, True), (errno.ESTALE, 2, True), (errno.ESTALE, 99, False)]
+    ("code", "num_times", "reads"), [(errno.ENOENT, 2, True), (errno.ESTALE, 2, True), (errno.ESTALE, 5, False)]
 )
 def test_a_file_that_is_being_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, num_times: int, reads: bool
