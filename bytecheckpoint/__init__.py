@@ -62,6 +62,8 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.training_state.merging import (
         bytecheckpoint_ckpt_to_pytorch_ckpt as bytecheckpoint_ckpt_to_pytorch_ckpt,
     )
+    from bytecheckpoint.training_state.resuming import Resumed as Resumed
+    from bytecheckpoint.training_state.resuming import resume as resume
     from bytecheckpoint.training_state.saving import CheckpointReport as CheckpointReport
     from bytecheckpoint.training_state.saving import save as save
     from bytecheckpoint.training_state.tracker import find_latest_ckpt_path as find_latest_ckpt_path
@@ -97,6 +99,7 @@ _NAMES = {
     "training_state.latest": "latest",
     "training_state.loading": "LoadResult load",
     "training_state.merging": "bytecheckpoint_ckpt_to_pytorch_ckpt",
+    "training_state.resuming": "Resumed resume",
     "training_state.saving": "CheckpointReport save",
     "training_state.tracker": "find_latest_ckpt_path",
 }

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bytecheckpoint.checkpoint.commit_order import commit_order
+from bytecheckpoint.checkpoint.commit_order import CommitOrder, commit_order
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.tracker_text import tracker_text
 from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.parts import PARTS, REFERENCE
-from bytecheckpoint.storage.paths import Place, below
+from bytecheckpoint.storage.paths import Place, as_place, below, name_of
 from bytecheckpoint.storage.small_files import storage_errors
 from bytecheckpoint.storage.step_folder import StepFolder
 from bytecheckpoint.storage.step_names import step_paths
@@ -36,16 +37,20 @@ class Newest:
     warnings: tuple[str, ...] = ()
 
 
-def newest_whole(run: Place, pattern: str | None, asked: str) -> Newest:
+def newest_whole(
+    run: Place, pattern: str | None, asked: str, before: int | str | os.PathLike[str] | None = None
+) -> Newest:
     """Does what ``latest`` does on one rank, for step folders of any names.
 
     Args:
         run: Folder of the step folders.
         pattern: Pattern of their names; see ``scan_steps``.
         asked: Name of the function that the user called, for messages.
+        before: A step, or the folder of one: only what comes after it in the order counts.
 
     Raises:
         StorageError: The file system refused.
+        ConfigError: ``before`` is no committed step of the run.
         CheckpointError: As ``latest`` raises it.
     """
     with storage_errors(asked, run):
@@ -58,7 +63,8 @@ def newest_whole(run: Place, pattern: str | None, asked: str) -> Newest:
     marked = {path for _, path in order.steps}
     passed: list[StepFolder] = []
     found: StepFolder | None = None
-    for step, path in (*order.steps, *order.unmarked):
+    behind = order.steps if before is None else order.steps[_place_of(before, order, run, asked) + 1 :]
+    for step, path in (*behind, *(order.unmarked if before is None else ())):
         if found is not None and (path in marked or step <= found.step):
             continue
         folder = _looked_at(step, path)
@@ -71,9 +77,26 @@ def newest_whole(run: Place, pattern: str | None, asked: str) -> Newest:
         _refuse_loss(run, passed, asked)
     instead = "there is no whole one" if found is None else f"taking {found.path}"
     said += [f"passing over {folder.path}, which is {_why_not(folder)}; {instead}" for folder in passed]
-    if found is not None and found.path in marked:
+    if found is not None and found.path in marked and before is None:
         said += filter(None, [order.doubts_about((found.step, found.path))])
     return Newest(None if found is None else found.path, tuple(f"{asked}({run}): {text}" for text in said))
+
+
+def _place_of(before: int | str | os.PathLike[str], order: CommitOrder, run: Place, asked: str) -> int:
+    """Returns the place of a step in the order. Of several folders with one number, it is the first.
+
+    Raises:
+        ConfigError: It is no committed step of the run.
+    """
+    name = None if isinstance(before, int) else os.path.basename(os.fspath(before).rstrip("/"))  # noqa: PTH119
+    for place, (step, path) in enumerate(order.steps):
+        if step == before if name is None else name_of(as_place(path)) == name:
+            return place
+    raise ConfigError(
+        f"{asked}({run}): before={before} is no step that was committed here: pass the number of a step, or its folder "
+        "as latest returned it",
+        str(run),
+    )
 
 
 def _tracker_of(run: Place, said: list[str]) -> str:

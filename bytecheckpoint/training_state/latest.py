@@ -31,12 +31,14 @@ def latest(
     run: str | os.PathLike[str],
     role: str = "",
     *,
+    before: int | str | os.PathLike[str] | None = None,
     process_group: dist.ProcessGroup | None = None,
     config: Config | None = None,
 ) -> str | None:
     """Returns the folder of the newest whole checkpoint of a run; None if the run has none yet.
 
-    Pass it to ``load_state_dict`` or ``BcpReader``, or to ``bytecheckpoint.load`` if ``bytecheckpoint.save`` saved it::
+    ``resume`` finds and loads it in one call. Else pass it to ``load_state_dict`` or ``BcpReader``, or to
+    ``bytecheckpoint.load`` if ``bytecheckpoint.save`` saved it::
 
         path = bytecheckpoint.latest("run", process_group=torch.distributed.group.WORLD)
         if path is not None:
@@ -65,6 +67,7 @@ def latest(
     Args:
         run: Folder of the run.
         role: The role that ``bytecheckpoint.save`` saved the checkpoint with.
+        before: A step of the run, by its number or its folder: the newest before that one is returned.
         process_group: Group of the ranks that will load; None looks on this rank alone. Pass
             ``torch.distributed.group.WORLD`` for all ranks; it is None in a process without a default group.
         config: Settings for the store, if ``run`` is a URL; None reads ``BYTECHECKPOINT_*`` variables.
@@ -73,12 +76,14 @@ def latest(
         UnsupportedError: ByteCheckpoint 0.0.2 or 0.0.3 wrote the steps.
         CheckpointError: There were checkpoints, and none is whole. The message says what they are, newest first.
         ConfigError: ``run`` is a URL of an unknown kind, or is a checkpoint itself and not a folder of step folders; or
-            ``role`` is unknown.
+            ``role`` is unknown; or ``before`` is no committed step of the run.
         StorageError: The folder cannot be listed. Or a rank does not see the folder that the lowest one has found; the
             message names it.
         RankLostError: A rank was lost meanwhile.
     """
-    found = one_look("latest", run, role, config, process_group, lambda folder: newest_whole(folder, None, "latest"))
+    found = one_look(
+        "latest", run, role, config, process_group, lambda folder: newest_whole(folder, None, "latest", before)
+    )
     for text in found.warnings:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     return found.path

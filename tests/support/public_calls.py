@@ -189,6 +189,14 @@ def latest(place: Place) -> None:
     assert bcp.latest(place.run) == bcp.find_latest_ckpt_path(place.run) == found
 
 
+def resume(place: Place) -> None:
+    got = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
+    resumed = bcp.resume(place.run, {"model": torch.nn.Linear(3, 2)}, framework="ddp", must_exist=True)
+    assert resumed is not None
+    assert resumed.step == 3
+    assert bcp.resume(place.ready / "new", got) is None
+
+
 def prune(place: Place) -> None:
     shutil.copytree(place.run, place.at)
     assert len(bcp.prune(place.at, keep_latest=2).removed) == 1
@@ -280,6 +288,7 @@ CALLS = (
     PublicCall(("load",), load),
     PublicCall(("bytecheckpoint_ckpt_to_pytorch_ckpt",), convert, is_collective=False),
     PublicCall(("latest", "find_latest_ckpt_path"), latest, is_collective=False, may_fail=False),
+    PublicCall(("resume",), resume),
     PublicCall(("prune", "Retention"), prune, is_collective=False, may_fail=False),
     PublicCall(("scan_steps",), scan_steps, is_collective=False),
     PublicCall(("verify",), verify, is_collective=False),
@@ -311,6 +320,7 @@ NO_CALLS = {
             "Problem",
             "RankLoadReport",
             "RankSaveReport",
+            "Resumed",
             "RetentionReport",
             "SaveReport",
             "StepFolder",
