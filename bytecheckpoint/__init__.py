@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.checkpoint.steps import scan_steps as scan_steps
     from bytecheckpoint.checkpoint.verification import verify as verify
     from bytecheckpoint.config import Config as Config
+    from bytecheckpoint.contents.stored_state import StoredState as StoredState
+    from bytecheckpoint.contents.stored_state import read as read
     from bytecheckpoint.dcp.load_planner import BcpLoadPlanner as BcpLoadPlanner
     from bytecheckpoint.dcp.reader import BcpReader as BcpReader
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner as BcpSavePlanner
@@ -77,6 +79,7 @@ _NAMES = {
     "checkpoint.steps": "scan_steps",
     "checkpoint.verification": "verify",
     "config": "Config",
+    "contents.stored_state": "StoredState read",
     "dcp.load_planner": "BcpLoadPlanner",
     "dcp.reader": "BcpReader",
     "dcp.save_planner": "BcpSavePlanner",

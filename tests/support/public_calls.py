@@ -189,6 +189,10 @@ def latest(place: Place) -> None:
     assert bcp.latest(place.run) == bcp.find_latest_ckpt_path(place.run) == found
 
 
+def read(place: Place) -> None:
+    assert bcp.read(place.ready / "state")["weight"].shape == (2, 3)
+
+
 def resume(place: Place) -> None:
     got = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
     resumed = bcp.resume(place.run, {"model": torch.nn.Linear(3, 2)}, framework="ddp", must_exist=True)
@@ -288,6 +292,7 @@ CALLS = (
     PublicCall(("load",), load),
     PublicCall(("bytecheckpoint_ckpt_to_pytorch_ckpt",), convert, is_collective=False),
     PublicCall(("latest", "find_latest_ckpt_path"), latest, is_collective=False, may_fail=False),
+    PublicCall(("read",), read, is_collective=False),
     PublicCall(("resume",), resume),
     PublicCall(("prune", "Retention"), prune, is_collective=False, may_fail=False),
     PublicCall(("scan_steps",), scan_steps, is_collective=False),
@@ -321,6 +326,7 @@ NO_CALLS = {
             "RankLoadReport",
             "RankSaveReport",
             "Resumed",
+            "StoredState",
             "RetentionReport",
             "SaveReport",
             "StepFolder",
