@@ -47,6 +47,11 @@ class StoredState(Mapping[str, Any]):
     Attributes:
         path: Path or URL of the checkpoint.
         user_metadata: What was passed to the save as ``user_metadata``; None if nothing was.
+
+    Args:
+        contents: One part, opened with its chunks.
+        spec: What of it is there, under which names.
+        config: Settings.
     """
 
     def __init__(self, contents: Contents, spec: LoadSpec | None, config: Config) -> None:

@@ -56,7 +56,14 @@ def note_unended(path: str, config: Config) -> None:
     """
     observers = OBSERVERS.get()
     found: list[dict[str, Any]] = []
-    observers.write(Path(path) / FOLDER, lambda: found.extend(unended_saves(path, silence_s=0.0)), config)
+
+    def look() -> None:
+        found.extend(unended_saves(path, silence_s=0.0))
+
+    if config.io_timeout_s:
+        observers.write(Path(path) / FOLDER, look, config)
+    else:
+        look()
     for record in found:
         _logger.warning("save(%s): an earlier save there died: %s", path, record["message"])
         _note_record(observers, path, record, config)

@@ -12,6 +12,7 @@ from typing import Any
 from bytecheckpoint.config import Config
 from bytecheckpoint.storage.journal_files import FOLDER, journal_folders, journal_paths
 from bytecheckpoint.storage.journal_files import append as append_line
+from bytecheckpoint.storage.names import is_own_file
 from bytecheckpoint.storage.step_names import run_and_step, run_of
 
 __all__ = ["append", "folder_of_failure", "place_of"]
@@ -43,12 +44,12 @@ def place_of(path: str, config: Config, *, is_save: bool) -> tuple[Path | None, 
 def folder_of_failure(path: str) -> Path | None:
     """Returns the folder of a journal that takes the line of a save that failed; None if there is none yet.
 
-    It is that of the folder of the save, if anything is left in it; else that of the step of the run which was written
-    last, as with the lines of steps that are removed. A folder is not made, and none is kept, for a line.
+    It is that of the folder of the save, if a checkpoint or a part of one is in it; else that of the step of the run
+    which was written last, as with the lines of steps that are removed. No folder is made or kept for a line.
     """
     own = Path(path)
-    with suppress(OSError):
-        if any(own.iterdir()):
+    with suppress(OSError), os.scandir(own) as entries:
+        if any(entry.name == FOLDER or (is_own_file(entry.name) and entry.is_file()) for entry in entries):
             return own / FOLDER
     run, _ = run_and_step(path)
     newest: tuple[float, Path] | None = None

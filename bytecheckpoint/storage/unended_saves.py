@@ -36,6 +36,7 @@ UNENDED = "UnendedSave"
 _SILENCE_S = 60.0
 _MOST_ABOUT = 4096  # bytes
 _LOOK_S = 5.0
+_SAME_TIME_S = 0.05  # of times that one file system gives
 _MOST_RANKS = 1 << 20
 
 
@@ -60,7 +61,7 @@ def about_save(*, rank: int, world_size: int, began_at: float, is_async: bool, w
         "host": place.host if with_host else "",
         "processes": place.processes if with_host else "",
     }
-    return json.dumps(about, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(about, separators=(",", ":")).encode()
 
 
 def unended_saves(folder: str | os.PathLike[str], *, silence_s: float = _SILENCE_S) -> list[dict[str, Any]]:
@@ -114,6 +115,8 @@ def _record(
     about = _about_of(head)
     if about is None and not head.strip(b"\0"):
         return None
+    if about is not None:  # what is older is of another save, or of the checkpoint that it was to replace
+        files = {name: each for name, each in files.items() if each.st_mtime >= status.st_mtime - _SAME_TIME_S}
     about = about or {}
     last_at = max([status.st_mtime, *(each.st_mtime for each in files.values())])
     is_here = about.get("processes") == own_place().processes or _core.is_local(str(folder), _LOOK_S)

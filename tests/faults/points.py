@@ -60,8 +60,10 @@ class Case:
     def told(self) -> list[str]:
         """Returns the phases that are known of the saves that were killed, as ``read_failures`` tells them."""
         before = ["write"] * (self.start == Start.REMAINS)
-        if self.survives == NEW or self.point.startswith(("begin_", "sweep_", "abort_")):
-            return before + ["begin"] * (self.point == "begin_done")
+        if self.survives == NEW or self.point.startswith(("begin_directory", "begin_tmp_created", "abort_")):
+            return before
+        if self.point.startswith(("begin_", "sweep_")):
+            return [*before, "begin"]
         has_metadata = self.point.startswith("commit_") and self.point != "commit_checked"
         return [*before, "commit" if has_metadata else "write"]
 

@@ -82,11 +82,16 @@ def outcome_of(rehearsal: Rehearsal, call: Call, error: str) -> Outcome:
         return Outcome(StorageError) if ".distcp" in call.files else Outcome(commits=True)
     if ".tmp" in call.files:
         return Outcome(StorageError)
-    if any(other.name.startswith("open") and ".distcp" in other.files for other in earlier):
+    if any(other.name.startswith(("fallocate", "pwrite")) and ".distcp" in other.files for other in (*earlier, call)):
         return Outcome(SaveFailedError)
-    if any(".tmp" in other.files for other in earlier):
+    if has_begun(earlier):
         return Outcome(commits=True)  # the sweep before the save; the next sweep removes what this one cannot
     return Outcome(StorageError)
+
+
+def has_begun(calls: list[Call]) -> bool:
+    """Whether the save has the right to commit. Before, it looks at the tmp of one that died."""
+    return any(call.name == "flock" and ".tmp" in call.files for call in calls)
 
 
 def outcome_of_close(call: Call, earlier: list[Call]) -> Outcome:
@@ -134,8 +139,8 @@ def fail_and_look(rehearsal: Rehearsal, root: Path, call: Call, error: str, outc
             assert_only_own_files(path)
         else:
             earlier = rehearsal.calls[: rehearsal.calls.index(call)] if call in rehearsal.calls else rehearsal.calls
-            begun = any(".tmp" in other.files for other in earlier)  # then the save has also swept what was there
-            assert names_in(path) == (sorted(old_names) if begun else names_before)
+            # Once it has begun, it has also swept what was there.
+            assert names_in(path) == (sorted(old_names) if has_begun(earlier) else names_before)
     assert rehearsal.generation_on_disk(root) == NEXT
     assert_only_own_files(path)
 

@@ -88,7 +88,7 @@ def test_the_right_is_on_the_server_before_the_data(saves: Saves) -> None:
     assert saves.stored() == B
 
 
-@pytest.mark.parametrize("paths", [("blind=.tmp:3", "of=a")], indirect=True)
+@pytest.mark.parametrize("paths", [("blind=.tmp:4", "of=a")], indirect=True)
 def test_a_sweep_lists_twice(saves: Saves) -> None:
     """B's listings lack the tmp of A until that one. Without the second listing it deletes the data of A."""
     saves.start(A, until="commit_decided")

@@ -369,7 +369,7 @@ def test_a_failure_that_is_raised_by_the_next_save_ends_the_process(tmp_path: Pa
 
 def test_a_failure_that_is_kept_keeps_no_later_save_waiting(tmp_path: Path, run: Run) -> None:
     done = run(FAILED_AND_KEPT, tmp_path / "ckpt")
-    lost = "/proc: no journal has the saves that failed last: nowhere: StorageError: mkdir(/proc/nowhere): "
+    lost = "/proc: no journal has the saves that failed last: nowhere: StorageError: rank 0: StorageError: mkdir("
     assert done.code == 0, done.said
     assert done.said.startswith(lost), done.said
     assert done.said.count("\n") == 1, done.said  # nothing else is said

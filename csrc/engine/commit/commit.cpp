@@ -89,12 +89,12 @@ Status Commit::begin_slowly() {
   const std::string own_tmp = tmp_name(o.save_id, o.scope);
   const base::MutexLock lock(mutex_);
   BCP_RETURN_IF_ERROR(io::ask_until_seen(o.directory, o.visibility_timeout_s, [&]() BCP_REQUIRES(mutex_) -> Status {
-    base::Result<LockFile> tmp = LockFile::create(path(own_tmp));
+    base::Result<LockFile> tmp = LockFile::create(path(own_tmp), o.about);
     if (!tmp.is_ok() && tmp.status().sys_errno() == ENOENT) {
       // A prune, or the failed save that had created the directory, removed it as unused. They do so only while it is
       // empty. If another machine did, it may seem to be there for a while.
       BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync, &made_));
-      tmp = LockFile::create(path(own_tmp));
+      tmp = LockFile::create(path(own_tmp), o.about);
     }
     BCP_ASSIGN_OR_RETURN(tmp_, std::move(tmp));
     return Status::ok();
@@ -122,9 +122,6 @@ Status Commit::begin_slowly() {
   io::wait_until_freed();
   if (!o.overwrite && !is_local_) BCP_RETURN_IF_ERROR(try_to_replace_nothing());
   BCP_RETURN_IF_ERROR(of_own_tmp(tmp_.file().reserve(o.reserve_bytes)));
-  if (!o.about.empty()) {
-    BCP_RETURN_IF_ERROR(of_own_tmp(tmp_.file().write_at(o.about.data(), static_cast<int64_t>(o.about.size()), 0)));
-  }
   BCP_FAILPOINT(kBeginDone);
   return Status::ok();
 }

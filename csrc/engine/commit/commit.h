@@ -32,8 +32,8 @@ struct CommitOptions {
   bool sync = true;           // false: no fsync. The commit is then atomic if processes crash, but not if power is lost
   bool direct_io = true;      // write a large metadata file with O_DIRECT, where the file system has it
   int64_t reserve_bytes = 0;  // disk space for the metadata file, reserved before any data is written
-  std::string about;          // stands in the tmp until the metadata do: whoever finds the tmp knows whose it was
-  double deadline_s = 3600;   // the save must be renamed within this time after `begin`
+  std::string about;         // a line that stands in the tmp until the metadata do: whoever finds it knows whose it was
+  double deadline_s = 3600;  // the save must be renamed within this time after `begin`
   double visibility_timeout_s = 0;  // how long to wait for files of other ranks to be seen, where they may be late
   double io_timeout_s = 0;          // a call fails if the storage has not answered for so long; 0: it waits for ever
 };
@@ -61,8 +61,7 @@ struct CommitReport {
 ///
 ///                       .metadata   .metadata.{save id}.tmp   data files
 ///       before begin    old                                   old
-///       from step 3     old         locked, empty             old
-///       from step 6     old         locked, who saves         old
+///       from step 3     old         locked, who saves         old
 ///       from step 7     old         locked, who saves         old, new (growing)
 ///       from step 9     old         locked, the new metadata  old, new (synced)
 ///       from step 10    new                                   old, new
@@ -78,8 +77,9 @@ struct CommitReport {
 ///    there already, too: a save that died may have made it. [kBeginDirectoryMade, kBeginDirectory]
 /// 2. Refuse a `.metadata` that is a directory. With `overwrite=False` refuse a checkpoint that is there (kExists). A
 ///    save of one rank refuses `.metadata`, which would hide what it commits (kExists).
-/// 3. Create the tmp with O_EXCL, flush it, and lock it without waiting. Fail with kBusy if another save has locked it
-///    or removed its name meanwhile, which took it for that of a dead save. [kBeginTmpCreated, kBeginLocked]
+/// 3. Create the tmp with O_EXCL, write into it who saves, flush it, and lock it without waiting. Fail with kBusy if
+///    another save has locked it or removed its name meanwhile, which took it for that of a dead save.
+///    [kBeginTmpCreated, kBeginLocked]
 /// 4. Look at the tmps of other saves. A locked one belongs to a live save: fail with kBusy, or with `take_over` remove
 ///    its name. Every save creates and flushes its own tmp before it looks, so of two that begin at once at least one
 ///    sees the other. Then repeat step 2, since a save that has just ended may have committed. Where changes are seen
@@ -89,8 +89,7 @@ struct CommitReport {
 ///    swept is free. [kSweepListed, kSweepTmpRemoved, kSweepDirectorySynced, kSweepFileRemoved, kBeginSwept]
 /// 6. With `overwrite=False`, and not on a local file system, try on files of its own whether the commit without
 ///    replacing will work (kUnsupported). Reserve disk space for the metadata in the tmp, so that the disk cannot be
-///    full when it is written. Write into the tmp who saves: if this save dies, that is what is known of it.
-///    [kBeginDone]
+///    full when it is written. [kBeginDone]
 /// 7. All ranks: create each data file with O_EXCL under a name that is drawn anew, reserve its space, write records,
 ///    block table and trailer, cut it to its size and sync it. Then sync the directory, and hand the result to the
 ///    coordinator. From then on the files belong to the coordinator or to a sweep: the rank never deletes them.

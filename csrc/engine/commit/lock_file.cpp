@@ -127,10 +127,10 @@ void LockFile::track() {
   }
 }
 
-base::Result<LockFile> LockFile::create(const std::string& path) {
+base::Result<LockFile> LockFile::create(const std::string& path, const std::string& about) {
   LockFile made;
   BCP_ASSIGN_OR_RETURN(made.file_, io::DiskFile::create(path, /*direct=*/false));
-  return lock(std::move(made));
+  return lock(std::move(made), about);
 }
 
 base::Result<LockFile> LockFile::create(std::shared_ptr<const io::OpenDirectory> in, const std::string& name) {
@@ -138,10 +138,10 @@ base::Result<LockFile> LockFile::create(std::shared_ptr<const io::OpenDirectory>
   BCP_ASSIGN_OR_RETURN(made.file_, io::DiskFile::create(*in, name));
   made.name_ = name;
   made.directory_ = std::move(in);
-  return lock(std::move(made));
+  return lock(std::move(made), "");
 }
 
-base::Result<LockFile> LockFile::lock(LockFile lock) {
+base::Result<LockFile> LockFile::lock(LockFile lock, const std::string& about) {
   const std::string path = lock.file_.path();
   lock.owner_ = ::getpid();
   lock.track();
@@ -150,8 +150,12 @@ base::Result<LockFile> LockFile::lock(LockFile lock) {
     (void)lock.remove();
     return Status::make(Code::kBusy, base::text("lock(", path, "): another save is beginning at this path"), path);
   };
+  Status flushed;
+  if (!about.empty()) flushed = lock.file_.write_at({about, "\n"}, 0);
   // Some file systems create the file for other machines only now. Whoever looks at others must be seen by them.
-  if (Status flushed = lock.file_.flush(); !flushed.is_ok()) {
+  // Nothing may be left to write: if the name is removed meanwhile, that would bring it back.
+  if (flushed.is_ok()) flushed = lock.file_.flush();
+  if (!flushed.is_ok()) {
     if (is_of_removed(flushed.sys_errno())) return busy();
     (void)lock.remove();
     return flushed;

@@ -31,8 +31,9 @@ class LockFile {
   ~LockFile() { release(); }
 
   /// Creates and locks `path`; only creates it if the file system has no locks.
+  /// \param about  A line to write into it, or nothing.
   /// \returns kBusy if somebody locked or removed it in between: another save is looking at this path. kStorage.
-  static base::Result<LockFile> create(const std::string& path);
+  static base::Result<LockFile> create(const std::string& path, const std::string& about = "");
   /// The same in an open directory. `remove` then also works in that directory, whatever its path leads to by then.
   static base::Result<LockFile> create(std::shared_ptr<const io::OpenDirectory> in, const std::string& name);
 
@@ -60,7 +61,7 @@ class LockFile {
   void release();
 
  private:
-  static base::Result<LockFile> lock(LockFile lock);
+  static base::Result<LockFile> lock(LockFile lock, const std::string& about);
   void track();
   /// Whether this process has created the file. In a forked child it also drops the child's copy, and returns false.
   bool is_ours();
