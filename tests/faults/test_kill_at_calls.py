@@ -33,7 +33,7 @@ SCENARIOS: dict[Scenario, Callable[[Sequence[Call]], list[Call]]] = {
 # Calls that the save of a single rank always makes. These are prefixes: other architectures have longer names.
 ALWAYS_MADE = ("open", "close", "flock", "fallocate", "pwrite", "pread", "ftruncate", "fsync", "rename", "getdents")
 # Calls that change nothing on disk. fcntl changes only the flags of a descriptor.
-READING = ("open", "close", "newfstatat", "fstat", "statfs", "statx", "pread", "fcntl")
+READING = ("open", "close", "getdents", "newfstatat", "fstat", "statfs", "statx", "pread", "fcntl")
 
 
 @pytest.fixture(scope="module")
