@@ -66,6 +66,9 @@ class RetentionReport:
     bytes_freed: int = 0
     total_s: float = 0.0
 
+    def __str__(self) -> str:
+        return self.summary()
+
     def summary(self) -> str:
         """One line for people."""
         would = "would have " if self.dry_run else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option
+from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option, whole_dtype
 from bytecheckpoint.cli.specs import rules_of, spec_of, spec_options
 from bytecheckpoint.cli.text import one_line, print_json
 from bytecheckpoint.config import Config
@@ -41,7 +41,12 @@ def _conversion_options(function: _Function) -> _Function:
     """Adds what all conversions have in common."""
     for option in reversed(
         [
-            click.option("--dtype", metavar="DTYPE", help="Dtype for floating-point tensors, such as bfloat16."),
+            click.option(
+                "--dtype",
+                metavar="DTYPE",
+                callback=whole_dtype,
+                help="Dtype for floating-point tensors, such as bfloat16, or bf16.",
+            ),
             click.option(
                 "--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Most bytes of one file."
             ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option
+from bytecheckpoint.cli.options import SHORT_DTYPES, bar, checkpoint_argument, json_option, progress_option, whole_dtype
 from bytecheckpoint.cli.specs import spec_of, spec_options
 from bytecheckpoint.cli.text import counted, json_value, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
@@ -48,7 +48,8 @@ class _Difference:
 @click.option("--spec-b", "spec_file_b", type=click.Path(dir_okay=False), help="TOML file with a LoadSpec for B.")
 @click.option(
     "--dtype",
-    type=click.Choice(_FLOATS),
+    type=click.Choice([*_FLOATS, *SHORT_DTYPES]),
+    callback=whole_dtype,
     help="Convert floating-point tensors of A to this dtype first, as bcp convert does.",
 )
 @click.option("--structure-only", is_flag=True, help="Keys, shapes and dtypes; read no values.")

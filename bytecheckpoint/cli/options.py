@@ -15,7 +15,19 @@ from bytecheckpoint.cli.text import one_line
 from bytecheckpoint.storage.folders import known
 from bytecheckpoint.storage.paths import location
 
-__all__ = ["Failure", "bar", "checked_path", "checkpoint_argument", "json_option", "progress_option"]
+__all__ = [
+    "SHORT_DTYPES",
+    "Failure",
+    "bar",
+    "checked_path",
+    "checkpoint_argument",
+    "json_option",
+    "progress_option",
+    "whole_dtype",
+]
+
+# How people say the dtypes that tensors are cast to.
+SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64"}
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -32,6 +44,11 @@ class Failure(click.ClickException):
 def checked_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Returns a path as an absolute path, or the URL of an object store; None if the user passed none."""
     return None if value is None else str(known(location(value)))
+
+
+def whole_dtype(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Returns the name that torch has for a dtype which people shorten, such as bf16; any other name as it is."""
+    return SHORT_DTYPES.get(value, value) if value is not None else None
 
 
 def checkpoint_argument(name: str) -> Callable[[_Function], _Function]:

@@ -43,7 +43,8 @@ def command(
 
     RUN is the folder of a run, or its URL. Only complete checkpoints count; what is being saved or loaded here stays.
     The newest are those that were committed last; the step of the tracker stays besides. A removal that is interrupted
-    never leaves half a checkpoint that loads. Ends with 1 if something was left behind.
+    never leaves half a checkpoint that loads. Ends with 1 if a removal failed; what is left on purpose is listed, and
+    is no failure.
 
     \b
     Example:

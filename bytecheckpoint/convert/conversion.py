@@ -68,6 +68,9 @@ class ConvertReport:
     is_verified: bool = False
     seconds: float = 0.0
 
+    def __str__(self) -> str:
+        return self.summary()
+
     def summary(self) -> str:
         """Returns one line for people."""
         rate = f" in {self.seconds:.2f} s" if self.seconds else ""

@@ -138,7 +138,8 @@ class Concat(Transform):
             if missing:
                 raise KeyMismatchError(f"{self}: '{name}' is in the checkpoint, but not {missing}")
             with Naming(self, name):
-                parts = [tensors.take(each) for each in names]
+                taken = {each: tensors.take(each) for each in dict.fromkeys(names)}  # one may be there twice
+                parts = [taken[each] for each in names]
                 tensors.give(filled(self.to, values), tensors.cat(parts, _as_dim(self.dim, len(parts[0].shape))))
 
 

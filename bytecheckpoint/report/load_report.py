@@ -146,6 +146,9 @@ class LoadReport(RankLoadReport):
         """
         return ratio(self.total_bytes_read, self.total_bytes_wanted)
 
+    def __str__(self) -> str:
+        return self.summary()
+
     def summary(self) -> str:
         """One line for people. Its phases add up to the whole."""
         phases = {

@@ -147,6 +147,9 @@ class SaveReport(RankSaveReport):
         largest = max(of_rank.bytes_written for of_rank in self.ranks)
         return largest * len(self.ranks) / self.total_bytes if largest else 1.0
 
+    def __str__(self) -> str:
+        return self.summary()
+
     def summary(self) -> str:
         """One line for people. Its phases add up to the whole."""
         phases = {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
 
 __all__ = ["RequestedKeys", "Unfilled", "asked_by_any", "compare"]
@@ -154,13 +155,23 @@ class Unfilled:
 
 
 def asked_by_any(ranks: Sequence[RequestedKeys]) -> bytes | None:
-    """Returns one byte for each key of the checkpoint: 1 if any rank asks for it. None: some rank asks for all keys."""
-    of_ranks = {asked.marks for asked in ranks}  # most ranks ask for the same
-    found = b""
-    for marks in of_ranks:
+    """Returns one byte for each key of the checkpoint: 1 if any rank asks for it. None: some rank asks for all keys.
+
+    Raises:
+        ConfigError: Ranks have seen different numbers of keys.
+    """
+    of_ranks = {asked.marks: rank for rank, asked in enumerate(ranks)}  # most ranks ask for the same
+    found, of_first = b"", 0
+    for marks, rank in of_ranks.items():
         if marks is None:
             return None
         marked = zlib.decompress(marks)
+        if found and len(found) != len(marked):
+            raise ConfigError(
+                f"load: rank {of_first} chooses from {len(found):,} keys, and rank {rank} from {len(marked):,}: pass "
+                "the same LoadSpec on all ranks"
+            )
+        of_first = of_first if found else rank
         found = (int.from_bytes(found, "little") | int.from_bytes(marked, "little")).to_bytes(len(marked), "little")
     return found
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import reprlib
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
@@ -33,6 +35,7 @@ __all__ = [
 Place = Path | str
 
 _FILE_URL = "file://"
+_MOST_SHOWN = 80
 
 
 def as_place(text: str | os.PathLike[str]) -> Place:
@@ -121,7 +124,10 @@ def local_path(path: str | os.PathLike[str], directory: Path | None = None) -> P
             the rest may contain secrets.
     """
     if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"{path!r}: must be the path of a directory, got a {type(path).__name__}")
+        what = f"got a {type(path).__name__}"
+        if isinstance(path, Mapping):
+            what += ": our calls take the path first, then the state"
+        raise ConfigError(f"{reprlib.repr(path)[:_MOST_SHOWN]}: must be the path of a directory, {what}")
     if not is_local(path):
         scheme = str(path).partition("://")[0]
         raise ConfigError(

@@ -62,6 +62,9 @@ class CheckpointReport:
     path: str
     parts: Mapping[str, SaveReport]
 
+    def __str__(self) -> str:
+        return self.summary()
+
     def summary(self) -> str:
         """Returns one line for each part, for people."""
         return "\n".join(report.summary() for report in self.parts.values())

@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 import bytecheckpoint
 from bytecheckpoint import BcpLoadPlanner, BcpReader, LoadReport, LoadSpec, load_state_dict, save_state_dict
 from bytecheckpoint.dcp import _reader_base as reader_module
-from bytecheckpoint.errors import KeyMismatchError
+from bytecheckpoint.errors import ConfigError, KeyMismatchError
 from bytecheckpoint.native import _core
-from bytecheckpoint.sharing.asked_keys import RequestedKeys, compare
+from bytecheckpoint.sharing.asked_keys import RequestedKeys, asked_by_any, compare
 from bytecheckpoint.transforms import Slice
 
 MOMENTS = tuple(f"optimizer.state.{n}.{name}" for n in (0, 1) for name in ("exp_avg", "exp_avg_sq", "step"))
@@ -192,6 +192,13 @@ def test_what_another_rank_found_is_not_missing() -> None:
     assert compare(lambda: stored, stages[1:]).missing_parts == ("optimizer",)
     everything = RequestedKeys.of(stored, dict.fromkeys(stored), ["optimizer"], paths)
     assert compare(lambda: stored, [everything, stages[1]]).missing_parts == ()
+
+
+def test_ranks_with_other_specs_are_refused() -> None:
+    ranks = [RequestedKeys.of([f"k{n}" for n in range(size)], ["k0"], ["k0"]) for size in (300, 5)]
+    for order in (ranks, ranks[::-1]):
+        with pytest.raises(ConfigError, match=r"rank 0 chooses from .*, and rank 1 from .* same LoadSpec on all ranks"):
+            asked_by_any(order)
 
 
 @pytest.mark.parametrize("load", {**LOADS, **LENIENT}.values(), ids={**LOADS, **LENIENT})

@@ -134,7 +134,8 @@ def test_diff_of_shards_transposed_and_cast(tmp_path: Path) -> None:
     arguments = ["diff", str(tmp_path / "a"), str(tmp_path / "hf"), "--spec", str(tmp_path / "spec.toml")]
     dtypes = {each["name"] for each in as_json(*arguments, code=1)["differences"] if each["what"] == "dtype"}
     assert dtypes == {"half", "none", "wide"}
-    assert run(*arguments, "--dtype", "bfloat16").output == "4 keys equal, 0 not\n"
+    for dtype in ("bfloat16", "bf16"):
+        assert run(*arguments, "--dtype", dtype).output == "4 keys equal, 0 not\n"
     assert as_json(*arguments, "--dtype", "float16", code=1)["differences"]
 
 

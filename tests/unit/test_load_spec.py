@@ -206,6 +206,13 @@ def test_a_missing_expert_is_an_error_and_not_dropped(tmp_path: Path) -> None:
         load(tmp_path, {"e": blank(4, 2)}, transforms=[Stack("e.{i}.w", "e")])
 
 
+def test_a_tensor_that_is_joined_with_itself(tmp_path: Path) -> None:
+    save_state_dict(tmp_path, {"a": torch.arange(3.0)}, no_dist=True)
+    got = {"x": torch.zeros(6)}
+    load(tmp_path, got, transforms=[Concat(["a", "a"], "x")])
+    assert torch.equal(got["x"], torch.arange(3.0).repeat(2))
+
+
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     save_state_dict(
         tmp_path,

@@ -272,3 +272,11 @@ def test_a_working_directory_that_is_gone(places: tuple[Path, Path], monkeypatch
     with pytest.raises(StorageError, match=r"'run': .*working directory"):
         BcpWriter("run")
     save_state_dict(elsewhere / "run", small_state(), no_dist=True)
+
+
+def test_a_state_in_the_place_of_the_path_is_told_in_one_line(places: tuple[Path, Path]) -> None:
+    state: Any = {f"layer.{number}": torch.ones(1000) for number in range(1000)}
+    with pytest.raises(ConfigError, match="got a dict: our calls take the path first, then the state") as caught:
+        save_state_dict(state, "run", no_dist=True)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 200
+    assert "\n" not in str(caught.value)

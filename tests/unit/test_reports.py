@@ -151,6 +151,7 @@ def test_the_line_of_a_save() -> None:
         "saved /ckpt: 1.07 GB by 8 ranks in 635 ms (1.69 GB/s; plan 4.0 ms, write 480 ms, commit 31 ms, sweep 120 ms; "
         "largest rank 1.04x the mean; plan cache hit)"
     )
+    assert str(report) == report.summary()
     assert coordinator_report(10_000, total_s=61.0).summary() == (
         "saved /ckpt: 10.00 kB by 1 rank in 61.00 s (0.00 GB/s; plan 0.0 ms, write 0.0 ms, commit 0.0 ms, sweep 0.0 ms)"
     )

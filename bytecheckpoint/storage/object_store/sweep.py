@@ -84,8 +84,8 @@ def sweep(
         raise ConfigError(f"sweep({os.fspath(url)}): a path: in a directory, the next save removes what dead ones left")
     if not older_than_s >= least_s:
         raise ConfigError(
-            f"older_than_s={older_than_s!r}: a save may be writing what is younger than {least_s:g} s, a day or twice "
-            "Config.commit_deadline_s"
+            f"sweep({os.fspath(url)}): an age of {older_than_s / 3600:g} h is too little: a save may be writing what "
+            f"is younger than {least_s / 3600:g} h, a day or twice Config.commit_deadline_s"
         )
     url = store_url(url)
     client = use_store(url, config)
