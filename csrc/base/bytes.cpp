@@ -3,6 +3,12 @@
 
 namespace bytecheckpoint::base {
 
+std::string crc_text(uint32_t crc) {
+  const uint8_t bytes[] = {static_cast<uint8_t>(crc >> 24), static_cast<uint8_t>(crc >> 16),
+                           static_cast<uint8_t>(crc >> 8), static_cast<uint8_t>(crc)};
+  return to_hex(bytes, sizeof bytes);
+}
+
 std::string to_hex(const uint8_t* bytes, size_t size) {
   static const char kDigits[] = "0123456789abcdef";
   std::string out;

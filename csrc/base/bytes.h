@@ -16,6 +16,8 @@ using Id = std::array<uint8_t, 16>;
 
 /// Returns `bytes` as lower-case hex digits, two per byte.
 std::string to_hex(const uint8_t* bytes, size_t size);
+/// Returns a CRC-32 as eight lower-case hex digits, as other tools print it.
+std::string crc_text(uint32_t crc);
 inline std::string to_hex(const Id& id) {
   return to_hex(id.data(), id.size());
 }

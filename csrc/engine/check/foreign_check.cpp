@@ -8,6 +8,7 @@
 #include <thread>
 #include <tuple>
 
+#include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
 #include "csrc/base/mutex.h"
 #include "csrc/base/named_thread.h"
@@ -178,7 +179,8 @@ class ForeignChecker {
     if (!crc.has_value()) return Status::ok();
     if (*crc != stored.crc) {
       add({name, "records", stored.offset, stored.bytes, names_in(stored),
-           text("entry '", stretch.entry, "': CRC is ", *crc, ", stored ", stored.crc)});
+           text("entry '", stretch.entry, "': CRC is ", base::crc_text(*crc), ", stored ",
+                base::crc_text(stored.crc))});
     }
     const base::MutexLock lock(mutex_);
     check_.bytes_checked += stored.bytes;
@@ -259,8 +261,9 @@ class ForeignChecker {
       if (!crc.has_value()) return Status::ok();
       *checked += entry.bytes;
       if (*crc == entry.crc) continue;
-      add(problem(named, "records", named.record->offset + offset, entry.bytes,
-                  text("entry '", entry.name, "': CRC is ", *crc, ", stored ", entry.crc)));
+      add(problem(
+          named, "records", named.record->offset + offset, entry.bytes,
+          text("entry '", entry.name, "': CRC is ", base::crc_text(*crc), ", stored ", base::crc_text(entry.crc))));
     }
     return Status::ok();
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
 #include "csrc/engine/open/planned_files.h"
 
@@ -55,7 +56,8 @@ base::Result<std::vector<uint32_t>> read_table(io::File& file, const format::Dat
   BCP_ASSIGN_OR_RETURN(const std::string table, file.read(trailer.end_of_records, trailer.table_bytes()));
   const uint32_t crc = base::crc32(0, table.data(), table.size());
   if (crc != trailer.table_crc) {
-    return Status::make(Code::kCorrupt, text("the block table has CRC ", crc, ", but stored is ", trailer.table_crc))
+    return Status::make(Code::kCorrupt, text("the block table has CRC ", base::crc_text(crc), ", but stored is ",
+                                             base::crc_text(trailer.table_crc)))
         .at(trailer.end_of_records, trailer.table_bytes())
         .in_file(file.path());
   }
@@ -105,8 +107,8 @@ Status SourceFile::check_blocks(const uint8_t* bytes, int64_t offset, int64_t si
     const uint32_t stored = block_crcs[static_cast<size_t>(begin / format::kBlockBytes)];
     if (computed != stored) {
       return Status::make(Code::kCorrupt,
-                          text("read(", path, ", offset=", begin, ", ", part, " bytes): the block has CRC ", computed,
-                               ", but stored is ", stored),
+                          text("read(", path, ", offset=", begin, ", ", part, " bytes): the block has CRC ",
+                               base::crc_text(computed), ", but stored is ", base::crc_text(stored)),
                           path);
     }
   }
