@@ -32,7 +32,7 @@ from bytecheckpoint.report import LoadReport
 from bytecheckpoint.state_dicts import load_state_dict
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of
-from bytecheckpoint.storage.step_names import run_and_step
+from bytecheckpoint.storage.step_names import compile_pattern, step_number
 from bytecheckpoint.training_state.latest import one_look
 from bytecheckpoint.training_state.loading import LoadResult, load
 
@@ -155,7 +155,7 @@ def resume(
             continue
         return Resumed(
             path=found.path,
-            step=run_and_step(found.path)[1] or 0,
+            step=_step_of(found.path),
             user_metadata=_user_metadata(run, found.path, process_group, settings),
             passed_over=tuple(passed),
             report=report,
@@ -249,6 +249,11 @@ def _say_passed_over(
     if group is None or group.rank() == 0:
         text = f"{_ASKED}({run}): {name_of(as_place(damaged))} is damaged, so {name_of(as_place(instead))} is loaded"
         warnings.warn(f"{text}: {failure}", RuntimeWarning, stacklevel=3)
+
+
+def _step_of(path: str) -> int:
+    match = compile_pattern(None).fullmatch(name_of(as_place(path)))
+    return (step_number(match[1] or "") if match is not None else None) or 0
 
 
 def _user_metadata(run: str | os.PathLike[str], path: str, group: dist.ProcessGroup | None, config: Config) -> Any:

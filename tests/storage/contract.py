@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ from bytecheckpoint import (
     latest,
     load_state_dict,
     prune,
+    read,
+    resume,
     save_state_dict,
     scan_steps,
     verify,
@@ -113,6 +116,15 @@ def _data_files(folder: Folder) -> list[str]:
     return sorted(filter(is_data, folder.names()))
 
 
+def _flip(folder: Folder) -> str:
+    """Changes a bit of a data file, and returns its name."""
+    name = _data_files(folder)[0]
+    data = bytearray(folder.read_file(name, 1 << 30) or b"")
+    data[len(data) // 2] ^= 1
+    folder.write_file(name, bytes(data))
+    return name
+
+
 def _assert_nothing_left(place: Place) -> None:
     """Fails unless there are only the mark, the data files that it names, and the journal of saves."""
     folder = place.folder()
@@ -133,6 +145,14 @@ def what_was_saved_is_loaded(place: Place) -> None:
     assert disk_usage(place.at("step-1"), config=place.config).num_bytes >= report.bytes_checked
 
 
+def values_are_read_without_a_state(place: Place) -> None:
+    _save(place, 1, "step-1")
+    stored = read(place.at("step-1"), config=place.config)
+    assert sorted(stored) == sorted(_state(1))
+    for name, wanted in _state(1).items():
+        assert torch.equal(stored[name], wanted) if isinstance(wanted, torch.Tensor) else stored[name] == wanted, name
+
+
 def a_place_without_a_checkpoint_is_named(place: Place) -> None:
     for ask in (_loaded, lambda place, *names: verify(place.at(*names), config=place.config)):
         with pytest.raises(CheckpointNotFoundError) as raised:
@@ -142,17 +162,30 @@ def a_place_without_a_checkpoint_is_named(place: Place) -> None:
 
 def a_flipped_bit_is_noticed(place: Place) -> None:
     _save(place, 1, "step-1")
-    folder = place.writable("step-1")
-    name = _data_files(folder)[0]
-    data = bytearray(folder.read_file(name, 1 << 30) or b"")
-    data[len(data) // 2] ^= 1
-    folder.write_file(name, bytes(data))
+    name = _flip(place.writable("step-1"))
     with pytest.raises(CorruptCheckpointError, match=name) as raised:
         _loaded(place, "step-1")
     assert "offset=" in str(raised.value)
     (problem,) = verify(place.at("step-1"), config=place.config).problems
     assert problem.file == name
     assert problem.fqns
+
+
+def a_run_is_resumed(place: Place) -> None:
+    assert resume(place.text, _state(-1), no_dist=True, config=place.config) is None
+    for step in (1, 2):
+        _save(place, step, f"step-{step}")
+    for step, is_damaged in ((2, False), (1, True)):
+        if is_damaged:
+            _flip(place.writable("step-2"))
+        got = _state(-1)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            resumed = resume(place.text, got, no_dist=True, config=place.config)
+        assert resumed is not None
+        assert (resumed.step, got["generation"]) == (step, step)
+        assert torch.equal(got["long"], _state(step)["long"])
+        assert [str(each.message) for each in said if "step-2 is damaged" in str(each.message)] != [] or not is_damaged
 
 
 def a_missing_file_is_named(place: Place) -> None:
@@ -397,6 +430,7 @@ def what_is_no_checkpoint_is_an_error_of_ours(place: Place) -> None:
 
 READING: tuple[Callable[[Place], None], ...] = (
     what_was_saved_is_loaded,
+    values_are_read_without_a_state,
     a_place_without_a_checkpoint_is_named,
     a_flipped_bit_is_noticed,
     a_missing_file_is_named,
@@ -404,6 +438,7 @@ READING: tuple[Callable[[Place], None], ...] = (
 )
 WRITING: tuple[Callable[[Place], None], ...] = (
     checkpoints_replace_one_another,
+    a_run_is_resumed,
     a_save_that_fails_changes_nothing,
     a_save_that_gives_up_leaves_nothing,
     of_saves_at_once_each_is_whole_or_refused,
