@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import mmap
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from bytecheckpoint.report.text import size_text
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.storage.parts import parsed_user_metadata
 from bytecheckpoint.storage.paths import location_to_read
+from bytecheckpoint.storage.small_files import storage_errors
 
 __all__ = ["StoredState", "read"]
 
@@ -40,8 +43,9 @@ _MOST_NAMES = 5
 class StoredState(Mapping[str, Any]):
     """The tensors and objects of a checkpoint by name. Each is read when it is first asked for.
 
-    Objects are kept from then on. Of tensors it keeps only small ones that were read ahead, 32 MiB at most. So going
-    through a checkpoint that is larger than the memory takes the memory of one tensor. While somebody holds a tensor,
+    Objects are kept from then on. Of tensors it keeps none but small ones that it reads ahead, 32 MiB at most, while
+    values are asked for in order. So going through a checkpoint that is larger than the memory takes the memory of one
+    tensor. While somebody holds a tensor,
     asking again gives the same one. Any thread may ask.
 
     Attributes:
@@ -60,6 +64,9 @@ class StoredState(Mapping[str, Any]):
         self.user_metadata = parsed_user_metadata(part.checkpoint.user_metadata, self.path)
         self._part, self._config, self._spec = part, config, spec
         self._maps = _can_be_mapped(part, spec, config)
+        self._items = [*part.items.values()]
+        self._place = {item.name: place for place, item in enumerate(self._items)}
+        self._last = -1  # place of the value that was asked for last
         self._objects: dict[str, Any] = {}
         self._ahead: dict[str, torch.Tensor] = {}
         self._held: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
@@ -79,13 +86,16 @@ class StoredState(Mapping[str, Any]):
             nearest = difflib.get_close_matches(str(key), self._part.items, _MOST_NAMES)
             raise KeyError(f"read({self.path}): there is no {key!r}" + (f"; near it {listed(nearest)}" * bool(nearest)))
         with self._lock:
+            is_next = self._place[key] == self._last + 1
+            self._last = self._place[key]
             if item.dtype is None:
                 if key not in self._objects:
                     self._objects[key] = self._object(item)
                 return self._objects[key]
             tensor = self._held.get(key)
             if tensor is None:
-                tensor = self._held[key] = self._ahead.pop(key) if key in self._ahead else self._tensor(item)
+                tensor = self._ahead.pop(key) if key in self._ahead else self._tensor(item, is_next)
+                self._held[key] = tensor
             return tensor
 
     def __contains__(self, key: object) -> bool:
@@ -107,16 +117,17 @@ class StoredState(Mapping[str, Any]):
         (record,) = self._reader([]).read_objects([item.name])
         return plain_object(item.name, bytearray(record), self._config)
 
-    def _tensor(self, item: Item) -> torch.Tensor:
+    def _tensor(self, item: Item, is_next: bool) -> torch.Tensor:
+        """Reads a tensor; if values are asked for one after the other, small ones behind it, too."""
         if not _is_plain(item):
             box = Box((0,) * len(item.shape), item.shape)
             return self._cast(item, Values(self._part, self._config).read_across(item, box)[0])
         mapped = self._mapped(item) if self._maps and item.num_bytes >= _SMALL_BYTES else None
         if mapped is not None:
             return mapped
-        together = self._together(item)
+        together = self._together(item) if is_next else []
         if len(together) > 1:
-            with suppress(CorruptCheckpointError):  # it may be of one of the others
+            with suppress(CheckpointError):  # it may be of one of the others
                 self._ahead = self._read_together(together)
                 return self._ahead.pop(item.name)
         reader = self._reader([item.name])
@@ -129,15 +140,14 @@ class StoredState(Mapping[str, Any]):
         return self._cast(item, memory.view(getattr(torch, stored[0])).reshape(item.shape))
 
     def _together(self, item: Item) -> list[Item]:
-        """Returns what is read with a tensor: small ones behind it, up to a limit."""
-        chosen, num_bytes, is_behind = [], 0, False
-        for each in self._part.items.values() if 0 < item.num_bytes < _SMALL_BYTES else ():
-            is_behind = is_behind or each is item
-            if is_behind and each.dtype is not None and 0 < each.num_bytes < _SMALL_BYTES and _is_plain(each):
+        """Returns a small tensor and the small ones behind it, up to a limit."""
+        chosen, num_bytes = [], 0
+        for each in itertools.islice(self._items, self._place[item.name], None):
+            if not 0 < item.num_bytes < _SMALL_BYTES or num_bytes >= _AHEAD_BYTES:
+                break
+            if _is_plain(each) and 0 < each.num_bytes < _SMALL_BYTES and not each.is_partial:
                 chosen.append(each)
                 num_bytes += each.num_bytes
-                if num_bytes >= _AHEAD_BYTES:
-                    break
         return chosen
 
     def _read_together(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
@@ -182,11 +192,13 @@ class StoredState(Mapping[str, Any]):
             self._run(item, reader, first, min(first + at_once, numel), scratch)
         begin = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         directory = self._part.checkpoint.data_directory(self.path)
-        descriptor = os.open(os.path.join(directory, chunks[0].file), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # noqa: PTH118
-        try:
-            mapped = mmap.mmap(descriptor, offset + num_bytes - begin, access=mmap.ACCESS_COPY, offset=begin)
-        finally:
-            os.close(descriptor)
+        path = Path(directory, chunks[0].file)
+        with storage_errors("map", path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                mapped = mmap.mmap(descriptor, offset + num_bytes - begin, access=mmap.ACCESS_COPY, offset=begin)
+            finally:
+                os.close(descriptor)
         return torch.frombuffer(mapped, dtype=dtype, count=numel, offset=offset - begin).reshape(item.shape)
 
     def _cast(self, item: Item, tensor: torch.Tensor) -> torch.Tensor:

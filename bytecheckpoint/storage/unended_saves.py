@@ -119,7 +119,8 @@ def _record(
         files = {name: each for name, each in files.items() if each.st_mtime >= status.st_mtime - _SAME_TIME_S}
     about = about or {}
     last_at = max([status.st_mtime, *(each.st_mtime for each in files.values())])
-    is_here = about.get("processes") == own_place().processes or _core.is_local(str(folder), _LOOK_S)
+    here = own_place().processes
+    is_here = (bool(here) and about.get("processes") == here) or _core.is_local(str(folder), _LOOK_S)
     if not is_here and time.time() - last_at < silence_s:
         return None
     began_at = about.get("at", status.st_mtime)

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from support.equality import assert_equal
 from torch import nn
+from unit.partial_states import PARTIAL, rows
 
 import bytecheckpoint
 from bytecheckpoint import Config, LoadSpec, read, save_state_dict
@@ -218,4 +219,19 @@ def test_many_small_ones_are_read_together(tmp_path: Path) -> None:
     got._reader = counting  # type: ignore[method-assign]
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(got.values()))
     assert num_readers == 1
+    for number in (7, 2000, 30):  # here and there: nothing else is read
+        assert bool((got[f"w{number:05}"] == number).all())
+        assert not got._ahead
+    assert num_readers == 4
     assert os.fspath(got.path) == str(tmp_path / "a")
+
+
+def test_a_tensor_that_lacks_elements_does_not_keep_others(tmp_path: Path) -> None:
+    whole = {"a": torch.arange(5.0), "c": torch.arange(3.0)}
+    save_state_dict(tmp_path / "a", {**whole, "b": rows(0, 4)}, no_dist=True, config=PARTIAL)
+    got = read(tmp_path / "a")
+    assert [*got] == ["a", "b", "c"]
+    assert torch.equal(got["a"], whole["a"])
+    with pytest.raises(CheckpointError, match="'b'"):
+        got["b"]
+    assert torch.equal(got["c"], whole["c"])
