@@ -73,7 +73,8 @@ DATA, TMP, DIRECTORY, MARK = r"\.distcp", r"\.metadata\.\w+\.tmp", r"ckpt>", r"\
 PARENT = r"fsync\(\d+<[^>]*(?<!ckpt)>"
 
 FAILING = (
-    Fault("begin: listing", "getdents64", "EIO", DIRECTORY, raised=StorageError),
+    Fault("look for saves that died", "getdents64", "EIO", DIRECTORY, raised=None, survives=NEW),
+    Fault("begin: listing", "getdents64", "EIO", DIRECTORY, when=3, raised=StorageError),
     Fault("begin: lock", "flock", "EIO", TMP, raised=StorageError),
     Fault("begin: space for the metadata", "fallocate", "ENOSPC", TMP, raised=StorageError),
     Fault("data: space", "fallocate", "ENOSPC", DATA, when=2),

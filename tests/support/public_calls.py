@@ -190,15 +190,16 @@ def latest(place: Place) -> None:
 
 
 def read(place: Place) -> None:
-    assert bcp.read(place.ready / "state")["weight"].shape == (2, 3)
+    assert bcp.read(place.ready / "state")["weight"].shape == (1000,)
 
 
 def resume(place: Place) -> None:
-    got = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
-    resumed = bcp.resume(place.run, {"model": torch.nn.Linear(3, 2)}, framework="ddp", must_exist=True)
+    got = model_state(1.0)
+    resumed = bcp.resume(place.run, got, framework="ddp", process_group=place.group, must_exist=True)
     assert resumed is not None
     assert resumed.step == 3
-    assert bcp.resume(place.ready / "new", got) is None
+    check_model(got)
+    assert bcp.resume(place.ready / "new", {"weight": torch.zeros(1)}, **place.ranks) is None
 
 
 def prune(place: Place) -> None:
