@@ -31,7 +31,12 @@ def call_in_subgroups(root: Path, is_watched: bool) -> None:
         name = str(call)
         if first is not None:
             call.run(Place(root / f"{name}-first", ready, first))
-        elif name not in ("save", "save_fast", "load"):  # a rank cannot make these alone where there are groups
+        elif name not in (
+            "save",
+            "save_fast",
+            "load",
+            "resume",
+        ):  # a rank cannot make these alone where there are groups
             call.run(Place(root / f"{name}-alone", ready))
         if second is not None:
             call.run(Place(root / f"{name}-second", ready, second))

@@ -25,7 +25,8 @@ from faults.strace import Call
 SCENARIOS: dict[Scenario, Callable[[Sequence[Call]], list[Call]]] = {
     Scenario("first save", old=False): lambda calls: spread(calls, 20, one_of_each(reversed(calls))),
     Scenario("over a checkpoint"): lambda calls: spread(calls, 20, one_of_each(calls)),
-    Scenario("over remains", remains=True): lambda calls: spread(calls, 8),
+    # How often the tmp of the save that died is read depends on the locks of the machine.
+    Scenario("over remains", remains=True): lambda calls: spread([call for call in calls if call.name != "read"], 8),
     Scenario("file a record", file_a_record=True): lambda calls: spread(calls, 5),
     Scenario("coordinator of two", num_ranks=2): lambda calls: spread(calls, 4),
     Scenario("other of two", num_ranks=2, rank=1): lambda calls: spread(calls, 3),
