@@ -210,6 +210,7 @@ class SaveSession:
         deadline = time.monotonic() + config.commit_deadline_s
 
         def end() -> None:
+            over.set()  # also if nobody holds the session any more: it is ended once
             session = ref()
             if session is not None:
                 session.end()

@@ -281,7 +281,10 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
 # What people see.
 
 
-def test_the_command_line_shows_failures_first(tmp_path: Path, server: ForkServer) -> None:
+def test_the_command_line_shows_failures_first(
+    tmp_path: Path, server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # without a folder of the run, the page is written here
     killed(server, tmp_path / "step_1")
     only_dead = run_bcp("report", str(tmp_path))
     assert only_dead.exit_code == 0
