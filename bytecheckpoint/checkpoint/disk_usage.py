@@ -21,7 +21,7 @@ from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folder_files import StoredFile
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.paths import Place, as_place, location_to_read, name_of
-from bytecheckpoint.storage.step_names import step_paths
+from bytecheckpoint.storage.step_folder import step_paths
 
 __all__ = ["DiskUsage", "Freed", "disk_usage", "freed_by"]
 

@@ -16,8 +16,7 @@ from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.parts import PARTS, REFERENCE
 from bytecheckpoint.storage.paths import Place, as_place, below, name_of
 from bytecheckpoint.storage.small_files import storage_errors
-from bytecheckpoint.storage.step_folder import StepFolder
-from bytecheckpoint.storage.step_names import step_paths
+from bytecheckpoint.storage.step_folder import StepFolder, step_paths
 
 __all__ = ["Newest", "newest_whole"]
 

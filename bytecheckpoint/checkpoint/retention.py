@@ -23,8 +23,8 @@ from bytecheckpoint.storage.last_used import last_used
 from bytecheckpoint.storage.paths import as_place, location
 from bytecheckpoint.storage.removal import StepRemoval
 from bytecheckpoint.storage.removals import removal_in
-from bytecheckpoint.storage.step_folder import StepFolder
-from bytecheckpoint.storage.step_names import compile_pattern, step_paths
+from bytecheckpoint.storage.step_folder import StepFolder, step_paths
+from bytecheckpoint.storage.step_names import compile_pattern
 
 __all__ = ["Retention", "RetentionReport", "prune"]
 

@@ -12,8 +12,7 @@ from bytecheckpoint.errors import CheckpointError, UnsupportedError
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import inspect_step, is_bare
 from bytecheckpoint.storage.paths import below, check_name, location
-from bytecheckpoint.storage.step_folder import StepFolder, folder_of
-from bytecheckpoint.storage.step_names import step_paths
+from bytecheckpoint.storage.step_folder import StepFolder, folder_of, step_paths
 
 __all__ = ["look_at_step", "scan_steps"]
 

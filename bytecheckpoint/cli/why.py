@@ -43,9 +43,9 @@ _MOST_NAMES = 5
 def command(run: str, key: str | None, journal: str | None, as_json: bool) -> None:
     """Says which saves of a run failed or died; with KEY: where a tensor or object is stored, and who wrote it.
 
-    RUN is a run folder, or one step of it. A save that was killed is told by what it left: in which phase it was, which
-    rank wrote last, and of which ranks there is nothing. Loads that failed are told if Config(journal=...) named a
-    folder, which is then passed as RUN.
+    RUN is a run folder, or one step of it, or the URL of one. A save that was killed is told by what it left: in which
+    phase it was, which rank wrote last, and of which ranks there is nothing. Loads that failed are told if
+    Config(journal=...) named a folder, which is then passed as RUN.
 
     With KEY, RUN is a checkpoint, or a step folder of bytecheckpoint.save. KEY is a name as bcp ls shows it, or a
     pattern such as 'model.*.bias' of whole names. Of each piece it prints: its box; file, offset and bytes; the blocks
@@ -77,11 +77,14 @@ def command(run: str, key: str | None, journal: str | None, as_json: bool) -> No
 
 
 def _tell_failures(run: str, as_json: bool) -> None:
-    if not folder_at(run).keeps_journals:
-        raise Failure(f"{run}: a journal is in a run folder on a file system; this is a URL of an object store")
-    if not Path(run).is_dir():
+    place = folder_at(run)
+    if not place.keeps_journals and not place.keeps_notes:
+        raise Failure(f"{run}: failed saves are kept in a run folder on a file system, or in an object store")
+    if place.keeps_journals and not Path(run).is_dir():
         raise Failure(f"{run}: there is no such folder")
     failures = read_failures(run)[::-1]
+    if not failures and place.keeps_notes and not place.names():
+        raise Failure(f"{run}: there is nothing below this URL")
     if as_json:
         print_json({"run": run, "failures": [cleaned(record) for record in failures]})
         return

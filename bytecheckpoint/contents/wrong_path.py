@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
 from bytecheckpoint.storage.parts import REFERENCE, checkpoints_in, inspect_step
-from bytecheckpoint.storage.step_names import step_paths
+from bytecheckpoint.storage.step_folder import step_paths
 
 __all__ = ["explaining", "refuse_reference"]
 

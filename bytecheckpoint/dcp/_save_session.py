@@ -38,7 +38,7 @@ from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import HomeProcess
 from bytecheckpoint.storage.folder import Commit, Folder
 from bytecheckpoint.storage.folders import folder_at
-from bytecheckpoint.storage.unended_saves import about_save
+from bytecheckpoint.storage.save_records import about_save
 
 if TYPE_CHECKING:
     from bytecheckpoint.distributed.liveness import LivenessMonitor

@@ -7,16 +7,20 @@ import contextvars
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from errno import ETIMEDOUT
 from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.journal.failures import CallFailure
 from bytecheckpoint.journal.lines import append, folder_of_failure, place_of
 from bytecheckpoint.journal.observers import OBSERVERS, Exporter, Observers, OnReport, saying
 from bytecheckpoint.journal.records import failure_record_of
+from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.journal_files import FOLDER
+from bytecheckpoint.storage.object_store.save_notes import keep_failure
 from bytecheckpoint.storage.step_names import run_of
 from bytecheckpoint.storage.unended_saves import unended_saves
 
@@ -24,6 +28,8 @@ __all__ = ["note_failure", "note_lost_coordinator", "note_unended"]
 
 # So many failed saves of a run wait for a journal that can take their lines.
 _MOST_FAILURES = 100
+# Where a save cannot be made at all, it writes nothing, and its failure is no news of the run.
+_BEGIN_NOTHING = ("ConfigError", "UnsupportedError")
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -32,8 +38,8 @@ def note_failure(failure: CallFailure, config: Config, error: BaseException | No
     """Notes a call that has failed, on its coordinator.
 
     The folder of a save that failed is removed if nothing else was in it, and stays for no line. So the line goes to
-    another step of the run; until there is one, it waits in the process. Exporters hear of the failure at once, in
-    their thread.
+    another step of the run; until there is one, it waits in the process. In a store the record takes the place of the
+    note that says that the save runs. Exporters hear of the failure at once, in their thread.
 
     Args:
         failure: What failed.
@@ -42,8 +48,11 @@ def note_failure(failure: CallFailure, config: Config, error: BaseException | No
     """
     observers = OBSERVERS.get()
     folder, path, step = place_of(failure.path, config, is_save=failure.kind == "save")
+    record = failure_record_of(failure, config, path, step)
     if folder is not None:
-        _write(observers, failure.path, folder, failure_record_of(failure, config, path, step), config, error)
+        _write(observers, failure.path, folder, record, config, error)
+    if failure.kind == "save" and failure.error_type not in _BEGIN_NOTHING and config.journal != "off":
+        _keep_in_store(observers, failure.path, record, config, error)
     _tell(observers, failure)
 
 
@@ -128,6 +137,17 @@ def _write(
 
     if error is None or not _is_of_silent_storage(error):
         observers.write(folder, write, config)
+
+
+def _keep_in_store(
+    observers: Observers, url: str, record: dict[str, Any], config: Config, error: BaseException | None
+) -> None:
+    def write() -> None:
+        with suppress(CheckpointError):  # the URL or its options are what the save failed for
+            keep_failure(url, record, config)
+
+    if folder_at(url).keeps_notes and (error is None or not _is_of_silent_storage(error)):
+        observers.write(url, write, config)
 
 
 def _is_of_silent_storage(error: BaseException) -> bool:

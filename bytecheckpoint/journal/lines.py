@@ -33,7 +33,7 @@ def place_of(path: str, config: Config, *, is_save: bool) -> tuple[Path | None, 
     if config.journal == "off":
         return None, path, None
     run, step = run_and_step(path)
-    relative = path if run is None else os.path.relpath(path, run)
+    relative = path if run is None or "://" in path else os.path.relpath(path, run)
     if config.journal != "auto":
         return Path(config.journal), relative, step
     if "://" in path or not is_save:
@@ -54,7 +54,7 @@ def folder_of_failure(path: str) -> Path | None:
     run, _ = run_and_step(path)
     newest: tuple[float, Path] | None = None
     with suppress(OSError):
-        for folder in journal_folders(run) if run is not None and run.is_dir() else []:
+        for folder in journal_folders(Path(run)) if run is not None and Path(run).is_dir() else []:
             with suppress(OSError):
                 written = max(file.stat().st_mtime for file in journal_paths(folder)[:1])
                 newest = max(newest or (0.0, folder), (written, folder))

@@ -97,7 +97,7 @@ class Observers:
         """Has exporters called."""
         self._exporting.submit(work)
 
-    def write(self, folder: Path, write: Callable[[], None], config: Config) -> None:
+    def write(self, folder: Path | str, write: Callable[[], None], config: Config) -> None:
         """Writes to a journal, and waits for that as long as a call may wait for its storage, and 30 s at most."""
 
         def write_or_say() -> None:

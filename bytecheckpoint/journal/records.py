@@ -18,7 +18,7 @@ from bytecheckpoint.journal.failures import CallFailure
 from bytecheckpoint.native import _core
 from bytecheckpoint.report import LoadReport, RankLoadReport, RankSaveReport, SaveReport
 from bytecheckpoint.report.rank_trace import RankTrace
-from bytecheckpoint.storage.journal_files import FORMAT
+from bytecheckpoint.storage.save_records import FORMAT
 
 __all__ = ["failure_record_of", "record_of"]
 

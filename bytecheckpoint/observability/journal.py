@@ -14,7 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bytecheckpoint.config import Config
+from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.journal_files import FOLDER, holds_checkpoint, journal_folders, journal_paths, save_folders
+from bytecheckpoint.storage.object_store.save_notes import noted_saves
+from bytecheckpoint.storage.paths import location
 from bytecheckpoint.storage.small_files import storage_errors
 from bytecheckpoint.storage.unended_saves import unended_saves
 
@@ -44,25 +48,36 @@ def read_journal(run: str | os.PathLike[str], last: int | None = None) -> tuple[
     return _records(Path(run), _CALLS, last)
 
 
-def read_failures(run: str | os.PathLike[str], last: int | None = None) -> list[dict[str, Any]]:
+def read_failures(
+    run: str | os.PathLike[str], last: int | None = None, *, config: Config | None = None
+) -> list[dict[str, Any]]:
     """Returns the records of the calls of a run that failed, the oldest first, those of saves that died among them.
 
     A save that was killed has no line in a journal until another save to its folder begins, or a prune removes it.
     Until then its record is made from what it left there.
 
+    In an object store there is no journal, but a note of each such save. There it is not always known whether a save
+    of another machine has died: until its deadline its record has ``may_run`` set.
+
     Args:
-        run: As for ``read_journal``.
+        run: As for ``read_journal``; or the URL of a run, or of a checkpoint.
         last: As for ``read_journal``.
+        config: Settings for the store; None keeps those that it is known with, else reads ``BYTECHECKPOINT_*``
+            variables.
 
     Raises:
-        StorageError: A file of the journal, or the folder, cannot be read.
+        StorageError: A file of the journal, or the folder, cannot be read; or the store refused.
+        ConfigError: It is no URL of a store that can be listed.
     """
+    if folder_at(run).keeps_notes:
+        found = sorted(noted_saves(str(known(location(run), config))), key=_began)
+        return found if last is None else found[-last:]
     folder = Path(run)
     found = _records(folder, (_FAILURE,), None)[0]
-    known = {record.get("save_id") for record in found}
-    for place in save_folders(folder) if folder.is_dir() else ():
-        died = [record for record in unended_saves(place) if record["save_id"] not in known]
-        found += [_seen_from(folder, place / FOLDER, record) for record in died]
+    noted = {record.get("save_id") for record in found}
+    for step in save_folders(folder) if folder.is_dir() else ():
+        died = [record for record in unended_saves(step) if record["save_id"] not in noted]
+        found += [_seen_from(folder, step / FOLDER, record) for record in died]
     found.sort(key=_began)
     return found if last is None else found[-last:]
 

@@ -10,7 +10,7 @@ from typing import Any
 from bytecheckpoint.findings.figures import text_of
 from bytecheckpoint.findings.findings import Finding, findings
 from bytecheckpoint.report.text import duration_text, utc_text
-from bytecheckpoint.storage.unended_saves import UNENDED
+from bytecheckpoint.storage.save_records import UNENDED
 
 __all__ = ["Trouble", "failure_text", "findings_of_all", "troubles"]
 

@@ -82,6 +82,7 @@ class Folder(Protocol):
         place: Its path or URL.
         has_listing: Whether its names can be listed.
         keeps_journals: Whether saves append to a journal in it.
+        keeps_notes: Whether notes of saves that run, failed or died are kept in its run; see ``save_notes``.
         commits_by_rank: Whether ranks may commit parts of their own.
         lists_deep: Whether listing all that is below it takes about as long as listing the folder itself.
         num_at_once: How many requests it answers about as fast as one.
@@ -93,6 +94,7 @@ class Folder(Protocol):
 
     has_listing: bool
     keeps_journals: bool
+    keeps_notes: bool
     commits_by_rank: bool
     lists_deep: bool
     num_at_once: int

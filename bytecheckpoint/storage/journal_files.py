@@ -22,13 +22,12 @@ from typing import IO
 
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.storage.folders import folder_at
-from bytecheckpoint.storage.names import is_mark, save_of_tmp
-from bytecheckpoint.storage.parts import PARTS, RECORDS
-from bytecheckpoint.storage.step_names import DEFAULT_PATTERN, compile_pattern
+from bytecheckpoint.storage.names import RECORDS, is_mark, save_of_tmp
+from bytecheckpoint.storage.parts import PARTS
+from bytecheckpoint.storage.step_names import is_step_name
 
 __all__ = [
     "FOLDER",
-    "FORMAT",
     "append",
     "carried_bytes",
     "carry_lines",
@@ -39,16 +38,12 @@ __all__ = [
 ]
 
 FOLDER = RECORDS
-FORMAT = 1
-"""Number of the format of records. A field may be added without a new number."""
 
 _NAME = "journal.jsonl"
 _HALF = ".journal.new"
 _ROTATE_BYTES = 64 << 20
 _MOST_OLD = 3
 _LEAST_FREE_BYTES = 1 << 20  # of a disk, are left to what saves still have to write
-
-_STEP = compile_pattern(DEFAULT_PATTERN)
 
 
 def append(folder: Path, line: bytes) -> None:
@@ -103,7 +98,7 @@ def save_folders(run: Path) -> Iterator[Path]:
         parts: list[str] = []
         with _if_there():  # a save that fails, or a prune, may remove it meanwhile
             # A folder of another name may be a run of its own, whose journal is not of this one.
-            if name == FOLDER or not (_STEP.fullmatch(name) or holds_checkpoint(run / name)):
+            if name == FOLDER or not (is_step_name(name) or holds_checkpoint(run / name)):
                 continue
             parts = sorted(folder_at(run / name).folders())
         yield run / name

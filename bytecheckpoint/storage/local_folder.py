@@ -34,6 +34,7 @@ class LocalFolder:
 
     has_listing = True
     keeps_journals = True
+    keeps_notes = False
     commits_by_rank = True
     lists_deep = False
     num_at_once = 1

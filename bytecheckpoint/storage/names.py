@@ -5,7 +5,20 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_data", "is_mark", "is_own_data", "is_own_file", "rank_of_data", "rank_of_mark", "save_of_tmp"]
+__all__ = [
+    "RECORDS",
+    "is_data",
+    "is_mark",
+    "is_own_data",
+    "is_own_file",
+    "rank_of_data",
+    "rank_of_mark",
+    "save_of_tmp",
+]
+
+RECORDS = ".bcp"
+"""Folder in a checkpoint, or in a store beside those of a run, for journal, traces and notes. No load needs it."""
+
 
 _DATA = re.compile(r"(.*/)?__\d+_\d+(\.[0-9a-f]{16})?\.distcp")
 _OWN_DATA = re.compile(r"(.*/)?__\d+_\d+\.[0-9a-f]{16}\.distcp")

@@ -12,11 +12,11 @@ from typing import Any
 from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at
+from bytecheckpoint.storage.names import RECORDS
 from bytecheckpoint.storage.stored_digest import without_stored
 
 __all__ = [
     "PARTS",
-    "RECORDS",
     "REFERENCE",
     "checkpoints_in",
     "description_in",
@@ -32,9 +32,6 @@ __all__ = [
 
 # In the order in which they are committed: if the model of a new folder is there, all of it is.
 PARTS = ("extra_state", "optimizer", "model")
-
-# Folder in a checkpoint in which saves keep their journal and traces. No reader of the checkpoint needs it.
-RECORDS = ".bcp"
 
 REFERENCE = (
     "ByteCheckpoint 0.0.2 or 0.0.3 wrote it, in a format of its own: load its parts one by one with load_state_dict or "

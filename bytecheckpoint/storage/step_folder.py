@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``StepFolder``: what one step folder holds. Needs no torch."""
+"""The step folders of a run, and ``StepFolder``: what one of them holds. Needs no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.report.text import size_text
+from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.paths import below, location
+from bytecheckpoint.storage.step_names import compile_pattern, step_number
 
-__all__ = ["StepFolder", "folder_of"]
+__all__ = ["StepFolder", "folder_of", "step_paths"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,3 +119,26 @@ def folder_of(step: int, path: str, found: dict[str, Any]) -> StepFolder:
         components=tuple(found["components"]),
         has_mark=found["has_mark"],
     )
+
+
+def step_paths(
+    root: str | os.PathLike[str], pattern: str | None = None, *, follow_links: bool = False
+) -> list[tuple[int, str]]:
+    """Returns step and path of all step folders of a run folder, sorted by step, then by name. It does not look inside.
+
+    Args:
+        root: Folder of a run.
+        pattern: See ``scan_steps``.
+        follow_links: Whether to return symbolic links, too, wherever they lead.
+
+    Raises:
+        ConfigError: See ``scan_steps``.
+        StorageError: See ``scan_steps``.
+    """
+    expression = compile_pattern(pattern)
+    folder = known(location(root))
+    names = folder_at(folder).folders(follow_links=follow_links)
+    numbers = [(step_number(match[1] or ""), name) for name in names if (match := expression.fullmatch(name))]
+    return [
+        (step, str(below(folder, name))) for step, name in sorted((n, name) for n, name in numbers if n is not None)
+    ]

@@ -26,8 +26,7 @@ from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
 from bytecheckpoint.storage.folders import can_open_url, folder_at, known
 from bytecheckpoint.storage.paths import below, is_url, location
-from bytecheckpoint.storage.step_folder import StepFolder
-from bytecheckpoint.storage.step_names import step_paths
+from bytecheckpoint.storage.step_folder import StepFolder, step_paths
 from bytecheckpoint.torchtitan._load_planner import ResumePlanner
 
 __all__ = ["STEP_PATTERN", "Engine", "leaves", "raise_at_end", "wait_for"]

@@ -30,6 +30,7 @@ from bytecheckpoint import (
     verify,
 )
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
+from bytecheckpoint.observability import read_failures
 from bytecheckpoint.storage.object_store.client import StoreClient
 from bytecheckpoint.storage.object_store.stores import use_store
 
@@ -138,9 +139,12 @@ def save_until_killed(rank: int, url: str, options: dict[str, Any], kill_at: int
 
 
 def test_killed_before_each_call_of_the_store(server: SeaweedFS, ending_ranks: EndingRanks) -> None:
-    """What loads afterwards is the old checkpoint or the new one, whole, and the next save works."""
+    """What loads afterwards is the old checkpoint or the new one, whole, and the next save works.
+
+    A save that died before its commit is told from when its note is there. One that died behind it is never told.
+    """
     config = Config(storage_options=server.options)
-    seen = []
+    seen, told = [], []
     for number in itertools.count():
         url = f"s3://checkpoints/killed-{number}"
         save_state_dict(url, {"w": whole(1), "step": 1}, config=config)
@@ -149,12 +153,18 @@ def test_killed_before_each_call_of_the_store(server: SeaweedFS, ending_ranks: E
         load_state_dict(url, found, config=config)
         assert torch.equal(found["w"], whole(found["step"]))
         seen.append(found["step"])
+        died = read_failures(url)
+        told.append([each["phase"] for each in died])
         if ended.code == 0:
             break
         assert ended.code == -signal.SIGKILL, ended.said
         save_state_dict(url, {"w": whole(3), "step": 3}, config=config)
         assert verify(url, config=config).is_whole
+        assert [each["save_id"] for each in read_failures(url)] == [each["save_id"] for each in died]
     assert seen == sorted(seen)
     assert seen[0] == 1
     assert seen[-1] == 2
     assert len(seen) > 8
+    assert [*dict.fromkeys(map(tuple, told))] == [(), ("begin",), ("write",)]
+    assert {*map(tuple, told[seen.index(2) :])} == {()}
+    assert told.count(["begin"]) == 1, "the note is put last of what begins a save"

@@ -91,7 +91,8 @@ def test_each_request_of_a_save(store: Store, rounds: dict[str, list[tuple[int, 
         except AssertionError as error:
             error.add_note(text)
             raise
-        if name == "flipped request" and trial.hit is not None and trial.hit.method == "PUT":
+        is_note = trial.hit is not None and "/.bcp/" in trial.hit.target  # without it, a save goes on
+        if name == "flipped request" and trial.hit is not None and trial.hit.method == "PUT" and not is_note:
             assert trial.errors, text
         if kind.num == FOREVER and at == 0:
             assert trial.errors, text

@@ -23,7 +23,8 @@ from bytecheckpoint.errors import CheckpointError, SaveFailedError
 from bytecheckpoint.native import _C, _core
 from bytecheckpoint.observability import CallFailure, flush, read_failures, read_journal
 from bytecheckpoint.runtime.place import own_place
-from bytecheckpoint.storage.unended_saves import UNENDED, about_save, unended_saves
+from bytecheckpoint.storage.save_records import UNENDED, about_save
+from bytecheckpoint.storage.unended_saves import unended_saves
 
 LIMIT_S = 60.0
 

@@ -221,10 +221,17 @@ class StoreClient:
             found = self._obstore.get(self._store, self._key(name))
             return found.meta, bytes(found.bytes())
 
-    def put(self, name: str, data: bytes) -> None:
-        """Writes an object in one request, in place of one that is there."""
+    def put(self, name: str, data: bytes, *, once: bool = False) -> None:
+        """Writes an object in one request, in place of one that is there.
+
+        Args:
+            name: Name of the object.
+            data: Its bytes.
+            once: Whether it is tried once, and for seconds only.
+        """
+        store = self._open_once() if once else self._store
         with self._errors():
-            self._obstore.put(self._store, self._key(name), data, use_multipart=False)
+            self._obstore.put(store, self._key(name), data, use_multipart=False)
 
     def put_if(self, name: str, data: bytes, replaces: dict[str, Any] | None) -> None:
         """Creates an object, or replaces one version of it, in one request. The first call tries the store; see below.

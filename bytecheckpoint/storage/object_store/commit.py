@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from errno import EACCES, EINVAL, EOPNOTSUPP, ESTALE
 from typing import Any
@@ -19,10 +20,11 @@ from bytecheckpoint.errors import (
     UnsupportedError,
 )
 from bytecheckpoint.native import _core
-from bytecheckpoint.storage.names import is_own_data
+from bytecheckpoint.storage.names import RECORDS, is_own_data
 from bytecheckpoint.storage.object_store.client import StoreClient
 from bytecheckpoint.storage.object_store.conditions import has_not_changed, refused_in_vain
 from bytecheckpoint.storage.object_store.entries import is_tombstone
+from bytecheckpoint.storage.object_store.save_notes import SaveNote
 from bytecheckpoint.storage.object_store.tombstones import claim
 from bytecheckpoint.storage.object_store.urls import key_of_url
 
@@ -51,7 +53,8 @@ class StoreCommit:
 
     1. The constructor notes which version of ``.metadata`` is there, or that there is none. It refuses a store that
        does not obey conditions; the first save of a process to a bucket tries that. A tombstone, which a prune has
-       left, it replaces by one of its own, so that this prune does not delete the mark of step 4 for it.
+       left, it replaces by one of its own, so that this prune does not delete the mark of step 4 for it. Then it puts a
+       note of the save beside the steps of the run (``save_notes``), which step 5 removes.
     2. All ranks upload data files, under names that no other save has. Nobody reads them before step 4.
     3. ``check_files`` opens all of them.
     4. ``commit`` puts ``.metadata``, on the condition that it is still what step 1 saw. **This is the commit.** Of two
@@ -70,6 +73,8 @@ class StoreCommit:
         client: Of the URL.
         overwrite: Whether a checkpoint may be there.
         deadline_s: Seconds from now within which the save must be committed.
+        note: What is to stay of the save if it dies; None for nothing.
+        about: What to put there; see ``about_save``.
 
     Raises:
         UnsupportedError: The URL is one of HTTP, over which a checkpoint can only be read; or the store does not obey
@@ -79,7 +84,15 @@ class StoreCommit:
         StorageError: The store refused.
     """
 
-    def __init__(self, client: StoreClient, *, overwrite: bool, deadline_s: float) -> None:
+    def __init__(
+        self,
+        client: StoreClient,
+        *,
+        overwrite: bool,
+        deadline_s: float,
+        note: SaveNote | None = None,
+        about: bytes = b"",
+    ) -> None:
         if client.is_http:
             raise UnsupportedError(f"save({client.url}): over HTTP a checkpoint can only be read", client.url)
         self._client = client
@@ -99,8 +112,16 @@ class StoreCommit:
             raise UnsupportedError(f"save({client.url}): {conditions.fault}", client.url)
         if self._replaces is not None and is_removed:
             self._replaces = self._claimed(self._replaces)
-        self._old_files = self._files_of_old() if self._replaces is not None else []
+        self._old_files: list[str] = []
+        self._replaced_id = ""
+        if self._replaces is not None:
+            with suppress(CheckpointError):  # it does not load; its files are swept by their age
+                old = _core.Checkpoint.open(client.url)
+                self._old_files, self._replaced_id = [name for name, *_ in old.files()], old.save_id
         self._warnings: list[str] = []
+        self._note = note
+        if note is not None:
+            self._noting(lambda: note.put(about))
 
     @property
     def directory_id(self) -> tuple[int, int]:
@@ -135,6 +156,9 @@ class StoreCommit:
         begun = time.monotonic()
         warnings = self._warnings
         num_swept = 0
+        note = self._note
+        if note is not None:
+            self._noting(lambda: note.remove(self._replaced_id))
         try:
             num_swept = self._sweep({name for name, *_ in checkpoint.files()})
         except (OSError, CheckpointError) as error:
@@ -170,6 +194,16 @@ class StoreCommit:
     def is_over(self) -> bool:
         """Whether this save can no longer commit."""
         return self._is_over or time.monotonic() > self._deadline
+
+    def _noting(self, call: Callable[[], None]) -> None:
+        """Puts or removes the note. Where the store refuses that, the save goes on."""
+        try:
+            call()
+        except OSError as error:
+            self._warnings.append(
+                f"the store refuses the note in {RECORDS} that says that this save runs: {error.strerror}; "
+                'Config(journal="off") needs none'
+            )
 
     def _claimed(self, tombstone: dict[str, Any]) -> dict[str, Any]:
         url = self._client.url
@@ -226,13 +260,6 @@ class StoreCommit:
             url,
             error.errno or 0,
         ) from error
-
-    def _files_of_old(self) -> list[str]:
-        try:
-            old = _core.Checkpoint.open(self._client.url)
-            return [name for name, *_ in old.files()]
-        except CheckpointError:  # it does not load; its files are swept by their age
-            return []
 
     def _sweep(self, named: set[str]) -> int:
         entries = self._client.entries()

@@ -16,6 +16,7 @@ from bytecheckpoint.storage.folder_files import StoredFile
 from bytecheckpoint.storage.object_store.client import StoreClient
 from bytecheckpoint.storage.object_store.commit import StoreCommit
 from bytecheckpoint.storage.object_store.entries import is_tombstone
+from bytecheckpoint.storage.object_store.save_notes import SaveNote
 from bytecheckpoint.storage.object_store.stores import (
     MOST_FILE_BYTES,
     keep_known,
@@ -53,15 +54,16 @@ class StoreFolder:
 
     def __init__(self, place: str) -> None:
         self.place = place
-        self.has_listing = not is_http(place)
+        self.has_listing = self.keeps_notes = not is_http(place)
         self._used: StoreClient | None = None
+        self._note: SaveNote | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoreFolder, (self.place,)  # clients are of one process
 
     @property
     def num_requests(self) -> int:
-        return self._used.num_requests if self._used is not None else 0
+        return sum(each.num_requests for each in (self._used, self._note) if each is not None)
 
     def use(
         self, config: Config | None, extension: Any = None, on_request: Callable[[int, int], None] | None = None
@@ -181,7 +183,9 @@ class StoreFolder:
                 self.place,
             )
         client = self._used or use_store(self.place, config)
-        return StoreCommit(client, overwrite=overwrite, deadline_s=config.commit_deadline_s)
+        self._note = SaveNote(self.place, save_id, config, client.on_request) if about else None
+        deadline_s = config.commit_deadline_s
+        return StoreCommit(client, overwrite=overwrite, deadline_s=deadline_s, note=self._note, about=about)
 
     def _above(self) -> StoreFolder:
         return StoreFolder(str(parent_of(self.place)))

@@ -30,6 +30,7 @@ from bytecheckpoint.storage.names import is_data, is_mark
 from bytecheckpoint.storage.object_store.client import StoreClient
 from bytecheckpoint.storage.object_store.entries import Entry, is_tombstone
 from bytecheckpoint.storage.object_store.marks import named_files
+from bytecheckpoint.storage.object_store.save_notes import forget_saves
 from bytecheckpoint.storage.object_store.stores import place_in_store
 from bytecheckpoint.storage.object_store.tombstones import bury
 from bytecheckpoint.storage.object_store.urls import joined, key_of_url
@@ -155,6 +156,7 @@ def _remove_folder(folder: StepFolder, *, remove_others: bool, grace_s: float) -
     going = [each for each in going if each not in young]
     try:
         client.delete([each.name for each in going if not is_mark(each.name)])
+        forget_saves(folder.path, folder.save_ids)
         for mark, version in ((mark, version) for of_part in versions.values() for mark, version in of_part.items()):
             if _is_settled(version, tombstones[mark]):
                 _unbury(client, mark, tombstones[mark])
