@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -78,6 +79,8 @@ def open_checkpoint(
             io_timeout_s=config.io_timeout_s,
             **limits,
         )
+    if stored.note:
+        warnings.warn(f"bytecheckpoint: {stored.note}", RuntimeWarning, stacklevel=3)
     return Opened(stored, stored, {}) if spec is None else viewed(stored, spec)
 
 

@@ -126,14 +126,14 @@ def resume(
     while True:
         before = passed[-1] if passed else None
         found = _look(run, role, before, process_group, settings)
+        for text in found.warnings:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if found.path is None:
             if failure is not None:
                 failure.add_note(f"{_ASKED}({run}): there is no whole checkpoint before {passed[-1]}")
                 raise failure
             _say_nothing_there(run, must_exist)
             return None
-        for text in found.warnings:
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if before is not None:
             _refuse_fewer_keys(before, found.path, spec, settings, failure)
             _say_passed_over(run, before, found.path, failure, process_group)

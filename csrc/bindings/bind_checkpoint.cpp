@@ -252,6 +252,11 @@ void bind_checkpoint(py::module_& m) {
       .def_property_readonly("planner_data", [](const Checkpoint& c) { return tree_to_python(c.whole().planner_data); })
       .def_property_readonly("foreign", &foreign_of)
       .def_property_readonly("format", &format_of)
+      .def_property_readonly("note",
+                             [](const Checkpoint& checkpoint) {
+                               const auto& foreign = checkpoint.head().foreign;
+                               return to_text(foreign.has_value() ? foreign->note : std::string());
+                             })
       .def_property_readonly(
           "is_of_byte_checkpoint",
           [](const Checkpoint& c) { return c.head().foreign.has_value() && c.head().foreign->is_of_byte_checkpoint; })

@@ -81,6 +81,36 @@ def test_a_folder_with_an_index_by_each_of_our_calls(tmp_path: Path) -> None:
     assert_same(got, wanted)
 
 
+@pytest.mark.parametrize("shards", ["whole", "removed", "index damaged"])
+def test_one_file_beside_an_index_of_others(tmp_path: Path, shards: str) -> None:
+    """Transformers takes the file. ``save_pretrained`` into a folder that had shards leaves their index."""
+    wanted = {"a": torch.ones(3), "b": torch.ones(4)}
+    in_shards(tmp_path, {name: 2 * value for name, value in wanted.items()}, 2)
+    save_file(wanted, tmp_path / "model.safetensors")
+    if shards == "removed":
+        for file in tmp_path.glob("model-*"):
+            file.unlink()
+    if shards == "index damaged":
+        (tmp_path / "model.safetensors.index.json").write_text("{")
+    got = zeros(wanted)
+    said = "model.safetensors is read, and not the files that model.safetensors.index.json beside it names"
+    with pytest.warns(RuntimeWarning, match=said):
+        load_state_dict(tmp_path, got, no_dist=True)
+    assert_same(got, wanted)
+    if shards == "whole":
+        load_state_dict(tmp_path / "model.safetensors.index.json", got, no_dist=True)
+        assert_same(got, {name: 2 * value for name, value in wanted.items()})
+
+
+def test_an_index_that_names_its_namesake(tmp_path: Path) -> None:
+    wanted = {"a": torch.ones(3)}
+    save_file(wanted, tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+    got = zeros(wanted)
+    load_state_dict(tmp_path, got, no_dist=True)
+    assert_same(got, wanted)
+
+
 def test_what_dcps_own_writer_wrote(tmp_path: Path) -> None:
     writer = pytest.importorskip("torch.distributed.checkpoint.hf_storage").HuggingFaceStorageWriter
     wanted = {key: value for key, value in tensors().items() if key in ("float32", "bfloat16", "big")}

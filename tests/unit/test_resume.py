@@ -76,6 +76,15 @@ def test_the_newest_step_is_loaded(tmp_path: Path) -> None:
     assert "step_20" in said[0]
 
 
+def test_steps_without_their_marks_are_named(tmp_path: Path) -> None:
+    """A copy that leaves out hidden files makes such a run, and training begins anew there."""
+    for step in (1, 2):
+        (save(tmp_path, step) / ".metadata").unlink()
+    resumed, said = said_by(tmp_path, state(0))
+    assert resumed is None
+    assert [f"step_{step}" in text for step, text in zip((2, 1), said, strict=True)] == [True, True]
+
+
 @pytest.mark.parametrize("made", [False, True])
 def test_a_run_that_has_none(tmp_path: Path, caplog: pytest.LogCaptureFixture, made: bool, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)

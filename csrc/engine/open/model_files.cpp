@@ -22,6 +22,7 @@ using base::text;
 constexpr int64_t kMostIndexBytes = format::kMostSafetensorsHeaderBytes;
 /// Where the links of a snapshot of Hugging Face's cache lead.
 constexpr std::string_view kBlobs = "../../blobs/";
+constexpr std::string_view kIndexSuffix = ".index.json";
 
 bool ends_with(std::string_view name, std::string_view suffix) {
   return name.size() >= suffix.size() && name.substr(name.size() - suffix.size()) == suffix;
@@ -136,14 +137,34 @@ Status use_index_in(const std::string& directory, const std::string& name, Model
 
 /// A web server has no listing: the names that Hugging Face gives are tried.
 base::Result<ModelFiles> find_by_name(const std::string& url, const ModelNames& kinds) {
-  ModelFiles files{url, {}, {}, {}, {}};
-  const Status outcome = use_index(url, std::string(kinds.default_index), &files);
-  if (outcome.is_ok() || outcome.sys_errno() != ENOENT)
-    return outcome.is_ok() ? base::Result<ModelFiles>(files) : outcome;
+  ModelFiles files{url, {}, {}, {}, {}, {}};
   const auto file = io::File::open(url, std::string(kinds.default_name), /*direct=*/false);
-  if (!file.is_ok()) return file.status().sys_errno() == ENOENT ? not_found(url, kinds) : file.status();
-  files.names.emplace_back(kinds.default_name);
-  return files;
+  if (file.is_ok()) {
+    files.names.emplace_back(kinds.default_name);
+    return files;
+  }
+  if (file.status().sys_errno() != ENOENT) return file.status();
+  const Status outcome = use_index(url, std::string(kinds.default_index), &files);
+  if (outcome.is_ok()) return files;
+  return outcome.sys_errno() == ENOENT ? not_found(url, kinds) : outcome;
+}
+
+/// Takes the files of a folder that has an index.
+Status take_index(const std::string& index, ModelFiles* files) {
+  const std::string single = index.substr(0, index.size() - kIndexSuffix.size());
+  const auto has = [&](const ModelFiles& those) {
+    return std::find(those.names.begin(), those.names.end(), single) != those.names.end();
+  };
+  ModelFiles of_index{files->directory, {}, {}, {}, {}, {}};
+  const Status outcome = use_index_in(files->directory, index, &of_index);
+  if (!has(*files) || (outcome.is_ok() && has(of_index))) {
+    *files = std::move(of_index);
+    return outcome;
+  }
+  files->names = {single};
+  files->note = text(io::join(files->directory, single), " is read, and not the files that ", index,
+                     " beside it names, as transformers does; for those pass the path of the index");
+  return Status::ok();
 }
 
 base::Result<ModelFiles> find_in_folder(const std::string& directory, const ModelNames& kinds) {
@@ -153,7 +174,7 @@ base::Result<ModelFiles> find_in_folder(const std::string& directory, const Mode
     return error == ENOENT || error == ENOTDIR ? not_found(directory, kinds) : listed.status();
   }
   if (listed.value().empty() && io::is_url(directory)) return find_by_name(directory, kinds);
-  ModelFiles files{directory, {}, {}, {}, {}};
+  ModelFiles files{directory, {}, {}, {}, {}, {}};
   std::vector<std::string> indices;
   for (std::string& name : listed.value()) {
     if (is_of_model(name, kinds.prefix, kinds.index_suffix))
@@ -169,8 +190,7 @@ base::Result<ModelFiles> find_in_folder(const std::string& directory, const Mode
                         directory);
   }
   if (!indices.empty()) {
-    files.names.clear();
-    BCP_RETURN_IF_ERROR(use_index_in(directory, indices.front(), &files));
+    BCP_RETURN_IF_ERROR(take_index(indices.front(), &files));
     return files;
   }
   if (files.names.empty()) return not_found(directory, kinds);
@@ -187,7 +207,7 @@ base::Result<ModelFiles> find_files(const std::string& path, const ModelNames& k
     BCP_ASSIGN_OR_RETURN(const bool is_file, io::leads_to_file(path));
     if (!is_file) return find_in_folder(path, kinds);
   }
-  ModelFiles files{slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1)), {}, {}, {}, {}};
+  ModelFiles files{slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1)), {}, {}, {}, {}, {}};
   const std::string name = path.substr(slash + 1);
   if (is_index) {
     BCP_RETURN_IF_ERROR(use_index_in(files.directory, name, &files));
@@ -243,7 +263,7 @@ base::Result<ModelFiles> find_model_files(const std::string& path, const ModelNa
 
 base::Result<ModelFiles> find_model_file(const std::string& path) {
   const size_t slash = path.rfind('/');
-  ModelFiles files{slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1)), {}, {}, {}, {}};
+  ModelFiles files{slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1)), {}, {}, {}, {}, {}};
   files.names.push_back(path.substr(slash + 1));
   BCP_ASSIGN_OR_RETURN(files.stored, follow_links(&files));
   return files;
@@ -259,6 +279,7 @@ Status join_items(const ModelFiles& files, format::Manifest* manifest) {
   BCP_RETURN_IF_ERROR(keep_one_each(files, &manifest->items));
   BCP_RETURN_IF_ERROR(check_index(files, *manifest));
   manifest->foreign->description = files.index_file;
+  manifest->foreign->note = files.note;
   return check_description(*manifest);
 }
 

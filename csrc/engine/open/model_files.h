@@ -28,13 +28,16 @@ struct ModelFiles {
   std::vector<std::pair<std::string, std::string>> index;  // each tensor and its file, sorted; empty without an index
   std::vector<std::string> stored;                         // what to open in `directory`, in the order of `names`
   format::DescribingFile index_file;                       // without a name if there is none
+  std::string note;                                        // for users: what else is there, and is not taken
 };
 
 /// Finds the files of a model.
 ///
 ///     path                              what is found
 ///     ----                              -------------
-///     a folder with an index            the files that it names
+///     a folder with an index            the files that it names; the one that is named as the index without
+///     .index.json,
+///                                       if it is there and the index does not name it, as transformers does
 ///     a folder with files of the model  all of them; if they are numbered `-00001-of-00003`, all must be there
 ///     a file with the suffix, an index  that file; the files that it names
 ///

@@ -95,6 +95,7 @@ struct ForeignMeta {
   const char* format = "dcp";          // what `Checkpoint.format` tells Python
   bool is_of_byte_checkpoint = false;  // ByteCheckpoint 0.0.x wrote it
   DescribingFile description;
+  std::string note;  // for users, to whoever opens it
   // Of files of torch.save:
   std::vector<tensor::Dims> strides;  // of kStrided records, in elements
   std::vector<StoredCrc> crcs;        // sorted by file and offset
