@@ -58,7 +58,7 @@ def newest_whole(
     said: list[str] = []
     order = commit_order(run, step_paths(run, pattern, follow_links=True), _tracker_of(run, said))
     if not order.steps and not order.unmarked:
-        _refuse_a_checkpoint(run, asked)
+        refuse_a_checkpoint(run, asked)
     marked = {path for _, path in order.steps}
     passed: list[StepFolder] = []
     found: StepFolder | None = None
@@ -145,7 +145,16 @@ def _refuse_loss(run: Place, folders: Sequence[StepFolder], asked: str) -> None:
     )
 
 
-def _refuse_a_checkpoint(run: Place, asked: str) -> None:
+def refuse_a_checkpoint(run: Place, asked: str) -> None:
+    """Refuses a path without step folders that is a checkpoint itself.
+
+    Args:
+        run: What was passed as a run.
+        asked: Name of the call, for the message.
+
+    Raises:
+        ConfigError: It is a checkpoint.
+    """
     if any(folder_at(below(run, name) if name else run).has(".metadata") for name in ("", *PARTS)):
         raise ConfigError(
             f"{asked}({run}): this folder is a checkpoint itself, and has no step folders: pass its path to the load, "

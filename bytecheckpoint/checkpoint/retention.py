@@ -18,7 +18,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.runtime.per_process import PerProcess
-from bytecheckpoint.storage.folders import known
+from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.last_used import last_used
 from bytecheckpoint.storage.paths import as_place, location
 from bytecheckpoint.storage.removal import StepRemoval
@@ -177,6 +177,8 @@ class Retention:
         """
         if not self.all_ranks and (_rank() if rank is None else rank) != 0:
             return None
+        if folder_at(self.root).is_gone():  # the first background save of a run has not made it yet
+            return RetentionReport(root=os.fspath(self.root))
         return self.prune(protect=() if step is None else (step,))
 
     def prune(self, *, dry_run: bool = False, protect: Iterable[int] = ()) -> RetentionReport:

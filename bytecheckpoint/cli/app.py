@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import difflib
 import signal
 import sys
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +14,7 @@ import click
 
 from bytecheckpoint import __version__
 from bytecheckpoint.cli.options import Failure
+from bytecheckpoint.cli.text import one_line
 from bytecheckpoint.errors import CheckpointError
 
 __all__ = ["bcp", "run"]
@@ -23,8 +26,15 @@ _COMMANDS = (
 )
 
 
+_WHOLE = 1000  # letters: more than any summary has
+
+
 class _Interrupted(Failure):
     exit_code = 130
+
+
+def _show_warning(message: Warning | str, *others: Any) -> None:
+    click.echo(f"bcp: warning: {one_line(str(message).removeprefix('bytecheckpoint: '))}", err=True)
 
 
 class _Commands(click.Group):
@@ -39,9 +49,24 @@ class _Commands(click.Group):
         command: click.Command = import_module(f"bytecheckpoint.cli.{cmd_name}").command
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = {name: command for name in _COMMANDS if (command := self.get_command(ctx, name)) is not None}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(_WHOLE)) for name, each in commands.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], _COMMANDS, 1) if args[0] not in _COMMANDS else []
+        if near and not args[0].startswith("-"):
+            ctx.fail(f"No such command '{args[0]}'; did you mean '{near[0]}'")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning  # type: ignore[assignment]  # it is called by position
+                return super().invoke(ctx)
         except click.UsageError as error:
             where = error.ctx.command_path if error.ctx is not None else "bcp"
             raise Failure(f"{error.format_message().removesuffix('.')}. See {where} --help") from None

@@ -7,9 +7,12 @@ import dataclasses
 
 import click
 
+from bytecheckpoint.checkpoint.newest import refuse_a_checkpoint
 from bytecheckpoint.checkpoint.retention import prune
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import one_line, print_json
+from bytecheckpoint.storage.paths import location
+from bytecheckpoint.storage.step_folder import step_paths
 
 __all__ = ["command"]
 
@@ -50,6 +53,8 @@ def command(
     Example:
       bcp prune run --keep-latest 3 --keep-every 1000 --dry-run
     """
+    if not step_paths(run, pattern):
+        refuse_a_checkpoint(location(run), "prune")
     report = prune(
         run,
         keep_latest=keep_latest,

@@ -8,6 +8,7 @@ from collections import Counter
 import click
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
+from bytecheckpoint.checkpoint.newest import refuse_a_checkpoint
 from bytecheckpoint.checkpoint.steps import scan_steps
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
@@ -46,6 +47,8 @@ def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, as_j
       bcp steps run
     """
     folders = scan_steps(root, pattern=pattern, deep=deep)
+    if not folders:
+        refuse_a_checkpoint(location(root), "steps")
     faulty = sum(folder.is_faulty for folder in folders)
     newest, doubts = _newest(root, folders)
     if as_json:

@@ -120,7 +120,7 @@ def _lines(run: str | None, pages: Pages, before: dict[tuple[int, str, float], i
     last = [_plain(record) for record in _last_calls(run)]
     if last:
         lines += ["", "last calls:", *(f"  {line}" for line in columns([_row_of_last(each) for each in last]))]
-    return lines
+    return [*lines, "", f"{one_line(run or '')}: there is no such folder yet"] if _is_missing(run) else lines
 
 
 def _row(call: LiveCall, since_s: float, gb_per_s: float) -> tuple[str, ...]:
@@ -151,6 +151,10 @@ def _of_paths(calls: Sequence[LiveCall]) -> list[str]:
         pids = ", ".join(str(call.pid) for call in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
         lines.append(f"{one_line(kind)} {one_line(path)}: {counted(len(ranks), 'rank')} here{share} (pid {pids})")
     return ["", *lines] if lines else []
+
+
+def _is_missing(run: str | None) -> bool:
+    return run is not None and "://" not in run and not Path(run).exists()
 
 
 def _last_calls(run: str | None) -> list[dict[str, Any]]:

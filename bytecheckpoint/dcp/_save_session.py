@@ -70,6 +70,8 @@ class SaveSession:
         commits_alone: True in a save without collectives: each rank commits its own part.
         commit: The right to commit. None before ``prepare_global_plan``, and on ranks that do not commit.
         handed_in: True once ``write_data`` has returned this rank's result to DCP.
+        earlier_holder: The coordinator and id of a save that took the right to commit before this one; None if no save
+            has.
         lost: Ranks that are lost.
         phases: Duration of each phase so far.
         report: Report of this rank, once it has written its part.
@@ -93,6 +95,7 @@ class SaveSession:
     report: SaveReport | None = None
     digest: str = ""
     ranks: LivenessMonitor | None = None
+    earlier_holder: tuple[int, str] | None = None
     lost: set[int] = field(default_factory=set)
     folder: Folder = field(init=False)
     call: int = field(default_factory=number_of_turn)
@@ -158,11 +161,13 @@ class SaveSession:
             if session is None:
                 return
             session.lost.update(lost)
+            session.context.is_held = holder != session.earlier_holder
             if holder is not None and holder[0] in lost and holder[0] != session.rank:
                 take_right_away(session.path, holder, session.phases.trace.began_at, config)
             session.end()
 
         self.ranks = self.context.watch_ranks(self.phases.trace, on_loss)
+        self.earlier_holder = None if self.ranks is None else self.ranks.holder
 
     def about(self, config: Config) -> bytes:
         """Returns what stays of the save if it dies; see ``about_save``."""

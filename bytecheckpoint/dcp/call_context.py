@@ -10,6 +10,7 @@ default group is no substitute, because the call may use another group.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -34,7 +35,7 @@ from bytecheckpoint.dcp.safe_exchange import send_failures_safely
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.distributed.liveness import LivenessMonitor, OnLoss
-from bytecheckpoint.errors import CheckpointChangedError
+from bytecheckpoint.errors import CheckpointChangedError, RankLostError
 from bytecheckpoint.journal.failed_calls import note_failure
 from bytecheckpoint.journal.failures import CallFailure
 from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
@@ -60,6 +61,8 @@ class CallContext:
             nobody asked.
         use_collectives: Whether the ranks of a save commit together; None in a load, and if it is not known.
         save_id: Id of the save, once it has begun; else "".
+        is_committed: Whether this rank has committed the save.
+        is_held: Whether this rank has heard that the coordinator has taken the right to commit.
         lets_dcp_choose_ranks: Whether a bare ``dcp.save`` was called without ``no_dist=True``; False if that is not
             known.
     """
@@ -71,6 +74,7 @@ class CallContext:
         self.staging: StagingTime | None = None
         self.as_given = ""
         self.save_id = ""
+        self.is_committed = self.is_held = False
         self.lets_dcp_choose_ranks = False
         self._is_in_background = False
         self._rank = self._coordinator = 0
@@ -258,14 +262,29 @@ class CallContext:
             config: Settings of the call.
             kind: ``save`` or ``load``.
         """
-        if self._is_failure_noted or self._rank != self._coordinator:
+        if self._is_failure_noted or not self._is_to_note(error):
             return
+        if self.is_committed:
+            error.add_note(f"save({path}): the checkpoint was committed before")
         failure = CallFailure.by(
             error, kind=kind, path=path, rank=self._rank, began_at=self._began_at, save_id=self.save_id
         )
+        if self.is_committed:
+            failure = dataclasses.replace(failure, message=f"it is committed; after that: {failure.message}")
         if failure.error_type != CheckpointChangedError.__name__:
             self._is_failure_noted = True
             note_failure(failure, config, error)
+
+    def _is_to_note(self, error: BaseException) -> bool:
+        """Whether this rank notes a failure: the coordinator does.
+
+        If that is lost before it has the right to commit, the first of those that are left does; else the right, which
+        some rank takes away from it, tells.
+        """
+        if self._rank == self._coordinator or not isinstance(error, RankLostError) or self.is_held:
+            return self._rank == self._coordinator
+        left = {*range(self.size)} - error.ranks.keys()
+        return self._coordinator in error.ranks and self._rank == min(left, default=None)
 
     @property
     def is_failure_noted(self) -> bool:

@@ -146,6 +146,7 @@ class BcpWriter(WriterBase):
         session = self._session
         handed_in: list[RankResult] = [result for of_rank in results for result in of_rank]  # type: ignore[misc]
         self.last_report = commit_save(session, self._options, metadata, handed_in, self._cancelling)
+        session.context.is_committed = True
         if session.is_coordinator:  # without collectives every rank gets here
             note_call(self.last_report, self.config)
 

@@ -94,7 +94,7 @@ class LivenessMonitor:
         self._sent = sent
         self._lost: dict[int, LossReason] = {}
         self._towards: dict[int, str] = {}  # to which address lost ranks cannot send
-        self._silent: set[int] = set()  # of which nothing is heard now, while somebody waits
+        self._silent = set[int]()  # of which nothing is heard now, while somebody waits
         self._is_lost = threading.Event()
         self._has_told_peers = False
         self._failed_at = -math.inf  # when the last failed call of this rank ended
@@ -191,8 +191,13 @@ class LivenessMonitor:
 
     def doing(self) -> dict[int, Doing]:
         """Returns what ranks were doing when they gave their last sign of life: on rank 0 all, else rank 0."""
-        now, links = time.monotonic(), list(self._links.values())
-        return {link.peer: said for link in links if (said := link.doing_by(now)) is not None}
+        now = time.monotonic()
+        return {link.peer: said for link in [*self._links.values()] if (said := link.doing_by(now)) is not None}
+
+    @property
+    def holder(self) -> tuple[int, str] | None:
+        """Who was the last to take the right to commit, and for which save; None if nobody was."""
+        return None if self._holder is None else (self._holder[0], self._holder[1].hex())
 
     @property
     def is_lost(self) -> bool:
@@ -232,8 +237,7 @@ class LivenessMonitor:
             losses: What became of the lost ranks; None for what this monitor has noticed.
         """
         with self._lock:
-            lost = sorted((self._lost if losses is None else losses).items())
-            towards = dict(self._towards)
+            lost, towards = sorted((self._lost if losses is None else losses).items()), dict(self._towards)
         ranks = in_words(lost, towards, self.places, self.stall_timeout_s)
         reasons = "; ".join(f"rank {rank} {text}" for rank, text in ranks.items()) or "a rank cannot be reached"
         return RankLostError(f"{what}({path}): {reasons}", ranks, path)
@@ -434,10 +438,9 @@ class LivenessMonitor:
         with self._lock:
             calls, self._calls = self._calls, [(call, None) for call, _ in self._calls]
             lost = frozenset(self._lost)
-            holder = None if self._holder is None else (self._holder[0], self._holder[1].hex())
         for _, on_loss in calls:
             if on_loss is not None:
-                on_loss(lost, holder)
+                on_loss(lost, self.holder)
         if self._is_lost.is_set():
             return
         self._is_lost.set()

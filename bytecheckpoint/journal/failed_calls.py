@@ -136,7 +136,7 @@ def _write(
             waiting.popleft()
 
     if error is None or not _is_of_silent_storage(error):
-        observers.write(folder, write, config)
+        observers.write(run_of(path), write, config)  # which of its journals takes the line, it finds out
 
 
 def _keep_in_store(

@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.config import Config
+from bytecheckpoint.errors import StorageError
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.journal_files import FOLDER, holds_checkpoint, journal_folders, journal_paths, save_folders
 from bytecheckpoint.storage.object_store.save_notes import noted_saves
 from bytecheckpoint.storage.paths import location
-from bytecheckpoint.storage.small_files import storage_errors
+from bytecheckpoint.storage.small_files import read_head
 from bytecheckpoint.storage.unended_saves import unended_saves
 
 __all__ = ["find_save", "read_failures", "read_journal"]
@@ -27,6 +29,7 @@ __all__ = ["find_save", "read_failures", "read_journal"]
 _CALLS = ("save", "load")
 _FAILURE = "failure"
 
+_MOST_BYTES = 1 << 30  # of a file: ours have less, and there may be anything
 _MOST_TIME = 1e15  # what is larger is no Unix time
 # How our lines begin. So most of them need not be parsed where only the newest are wanted.
 _BEGIN = re.compile(rb'\{"format": ?\d+, ?"kind": ?"\w+", ?"at": ?(\d{1,12}\.?\d{0,9})[,}]')
@@ -43,7 +46,7 @@ def read_journal(run: str | os.PathLike[str], last: int | None = None) -> tuple[
         The records, and how many lines were skipped because they are not whole.
 
     Raises:
-        StorageError: A file of the journal, or the folder, cannot be read.
+        StorageError: The folder cannot be listed. A file of a journal that cannot be read is a warning.
     """
     return _records(Path(run), _CALLS, last)
 
@@ -66,7 +69,7 @@ def read_failures(
             variables.
 
     Raises:
-        StorageError: A file of the journal, or the folder, cannot be read; or the store refused.
+        StorageError: The folder cannot be listed, or the store refused.
         ConfigError: It is no URL of a store that can be listed.
     """
     if folder_at(run).keeps_notes:
@@ -95,7 +98,7 @@ def find_save(run: str | os.PathLike[str], save_id: str) -> dict[str, Any] | Non
         save_id: Id of the save, 32 hex digits.
 
     Raises:
-        StorageError: A file of the journal, or the folder, cannot be read.
+        StorageError: The folder cannot be listed.
     """
     for folder in journal_folders(Path(run)):
         for line in reversed([*_lines_of(folder)]):
@@ -168,14 +171,14 @@ def _seen_from(run: Path, folder: Path, record: dict[str, Any]) -> dict[str, Any
 
 
 def _lines_of(folder: Path) -> Iterator[bytes]:
-    """Yields the lines of a journal, the oldest first."""
+    """Yields the lines of a journal, the oldest first. A file that cannot be read is a warning: there are others."""
     for path in reversed(journal_paths(folder)):
-        with storage_errors("read", path):
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError:
-                continue
-        yield from content.splitlines()
+        try:
+            content = read_head(path, _MOST_BYTES)
+        except StorageError as error:
+            warnings.warn(f"a journal is left out: {error}", RuntimeWarning, stacklevel=2)
+            continue
+        yield from (content or b"").splitlines()
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

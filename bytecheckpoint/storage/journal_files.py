@@ -224,8 +224,9 @@ def _locked(path: Path) -> IO[bytes]:
 
 
 def _appended(path: Path) -> IO[bytes]:
-    """Opens a file to append to, and makes it if it is absent. A link is refused."""
-    return open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+    """Opens a file to append to, and makes it if it is absent. A link is refused, and a pipe that nobody reads."""
+    special = os.O_NOFOLLOW | os.O_NONBLOCK
+    return open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | special, 0o666))
 
 
 def _size(file: IO[bytes]) -> int:

@@ -190,7 +190,8 @@ def lose(root: Path, loss: Loss) -> None:
     files = {info.relative_path for info in BcpReader(path).read_metadata().storage_data.values()}
     there = {entry.name for entry in path.iterdir() if entry.name != ".bcp"}
     assert there == files | {".metadata"}, "nothing is left of the save that failed"
-    if loss.phase in ("within_write", "after_write", "before_finish"):  # it had the right to commit
+    had_right = loss.phase in ("within_write", "after_write", "before_finish")
+    if had_right or (loss.entry.startswith("own") and loss.phase == "before_plan"):
         assert {each["error_type"] for each in read_failures(path)} & {"RankLostError", "UnendedSave"}, "it is not told"
     dist.barrier(fresh)
 

@@ -33,10 +33,18 @@ def test_help_and_version() -> None:
     listed = re.findall(r"^  (\w+)  ", run("--help").output.partition("Commands:")[2], re.MULTILINE)
     commands = "convert diff digest doctor du extract ls merge prune rename report show steps sweep top verify why"
     assert listed == commands.split()
+    assert "..." not in run("--help").output.partition("Commands:")[2], "a summary is cut"
     for name in listed:
         text = run(*name.split(), "--help").output
         assert "--json" in text
         assert f"Example:\n    bcp {name} " in text
+
+
+def test_a_command_that_is_nearly_one() -> None:
+    said = run("prun", "x")
+    assert said.exit_code == 2
+    assert said.output == "bcp: No such command 'prun'; did you mean 'prune'. See bcp --help\n"
+    assert "did you mean" not in run("zzz").output
 
 
 @pytest.mark.parametrize("arguments", [["ls"], ["verify", "--threads", "0", "a"], ["nothing"], ["ls", "--what", "a"]])

@@ -23,6 +23,17 @@ def steps(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.name != ".bcp")
 
 
+def test_what_is_no_run_is_refused(root: Path) -> None:
+    for command in (("prune", "--keep-latest", "1"), ("steps",)):
+        said = run(*command, str(root / "nothing"))
+        assert said.exit_code == 2
+        assert said.output.count("No such file or directory") == 1
+        said = run(*command, str(root / "step-2"))
+        assert said.exit_code == 2
+        assert "this folder is a checkpoint itself" in said.output
+    assert len(steps(root)) == 5
+
+
 def test_the_newest_and_every_second_stay(root: Path) -> None:
     looked = run("prune", str(root), "--keep-latest", "1", "--keep-every", "2", "--dry-run")
     assert looked.exit_code == 0

@@ -178,8 +178,9 @@ def test_records_that_others_wrote(step: Path, changed: dict[str, Any]) -> None:
 def test_a_journal_that_cannot_be_read(step: Path) -> None:
     (step / ".bcp" / "journal.jsonl").unlink()
     (step / ".bcp" / "journal.jsonl").mkdir()
-    (note,) = as_json("why", str(step), "step")["notes"]
-    assert note.startswith(f"the journal of the run cannot be read: read({step}/.bcp/journal.jsonl): ")
+    result = run("why", str(step), "step")
+    assert f"bcp: warning: a journal is left out: read({step}/.bcp/journal.jsonl): must be a regular" in result.output
+    assert f"note: the journal in {step} has no record of this save" in result.output
 
 
 def test_parts_of_a_step(tmp_path: Path) -> None:

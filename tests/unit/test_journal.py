@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.cli_runs import run as run_bcp
 
 import bytecheckpoint
 from bytecheckpoint import (
@@ -31,7 +32,7 @@ from bytecheckpoint import (
     observe,
     stop_observing,
 )
-from bytecheckpoint.errors import CheckpointExistsError, SaveFailedError, StorageError
+from bytecheckpoint.errors import CheckpointExistsError, SaveFailedError
 from bytecheckpoint.journal.lines import append
 from bytecheckpoint.observability import flush, read_failures, read_journal
 from bytecheckpoint.observability.run_folder import trace_folders
@@ -166,18 +167,17 @@ def test_what_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_storage_that_hangs_does_not_keep_a_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A FIFO that nobody reads stands for it: to open one to write waits for a reader."""
+    """A lock that somebody holds stands for it."""
     (tmp_path / "step_1" / ".bcp").mkdir(parents=True)
-    fifo = tmp_path / "step_1" / ".bcp" / "journal.jsonl"
-    os.mkfifo(fifo)
-    with caplog.at_level(logging.WARNING, "bytecheckpoint"):
-        for _ in range(2):
-            save(tmp_path / "step_1", io_timeout_s=0.2)
+    with (tmp_path / "step_1" / ".bcp" / "journal.jsonl").open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with caplog.at_level(logging.WARNING, "bytecheckpoint"):
+            for _ in range(2):
+                save(tmp_path / "step_1", io_timeout_s=0.2)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "cannot be written: no answer of the storage in 0.2 s" in line
     assert bytecheckpoint.verify(tmp_path / "step_1").is_whole
-    with fifo.rename(tmp_path / "fifo").open("rb"):  # lets the thread go on, which sees that its file has moved
-        assert flush()
+    assert flush()
     assert len(kinds(tmp_path)) >= 1
     save(tmp_path / "step_2")
     assert kinds(tmp_path / "step_2") == [("save", ".", 2)]
@@ -371,10 +371,22 @@ def test_a_file_that_is_moved_while_a_writer_waits_for_it_is_left_alone(
 
 
 def test_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
+    """The others are read, and a pipe in its place is not waited for."""
     assert read_journal(tmp_path) == ([], 0)
-    (tmp_path / ".bcp" / "journal.jsonl").mkdir(parents=True)
-    with pytest.raises(StorageError, match=r"read\(.*journal.jsonl\): Is a directory"):
-        read_journal(tmp_path)
+    for step in (1, 2):
+        save(tmp_path / f"step_{step}")
+    there = tmp_path / "step_1" / ".bcp" / "journal.jsonl"
+    there.unlink()
+    for make, what in ((os.mkfifo, "a FIFO"), (os.mkdir, "a directory")):
+        make(there)
+        with pytest.warns(RuntimeWarning, match=rf"journal.jsonl\): must be a regular file, but it is {what}"):
+            assert kinds(tmp_path) == [("save", "step_2", 2)]
+        said = run_bcp("why", str(tmp_path))
+        assert said.exit_code == 0
+        assert "no save failed or died" in said.output
+        assert "bcp: warning: a journal is left out: " in said.output
+        save(tmp_path / "step_1")
+        Path(there).rmdir() if what == "a directory" else there.unlink()
 
 
 class _Waiting:

@@ -357,3 +357,11 @@ class TestAfterSave:
         assert run.steps() == [1, 2]
         assert Retention(run.root, keep_latest=1, all_ranks=True).after_save(2, rank=1) is not None
         assert run.steps() == [2]
+
+
+def test_after_the_first_save_of_a_run_has_begun(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A background save makes the folder of the run only when it writes."""
+    report = Retention(tmp_path / "run", keep_latest=1).after_save()
+    assert report is not None
+    assert (report.warnings, report.removed, caplog.records) == ([], [], [])
+    assert "No such file" in Retention(tmp_path / "run", keep_latest=1).prune().warnings[0]
