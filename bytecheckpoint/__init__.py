@@ -56,8 +56,6 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.training_state.checkpointers import DDPCheckpointer as DDPCheckpointer
     from bytecheckpoint.training_state.checkpointers import FSDP2Checkpointer as FSDP2Checkpointer
     from bytecheckpoint.training_state.checkpointers import FSDPCheckpointer as FSDPCheckpointer
-    from bytecheckpoint.training_state.extra_state import get_rng_state as get_rng_state
-    from bytecheckpoint.training_state.extra_state import set_rng_state as set_rng_state
     from bytecheckpoint.training_state.latest import latest as latest
     from bytecheckpoint.training_state.loading import LoadResult as LoadResult
     from bytecheckpoint.training_state.loading import load as load
@@ -66,6 +64,8 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     )
     from bytecheckpoint.training_state.resuming import Resumed as Resumed
     from bytecheckpoint.training_state.resuming import resume as resume
+    from bytecheckpoint.training_state.rng_state import get_rng_state as get_rng_state
+    from bytecheckpoint.training_state.rng_state import set_rng_state as set_rng_state
     from bytecheckpoint.training_state.saving import CheckpointReport as CheckpointReport
     from bytecheckpoint.training_state.saving import save as save
     from bytecheckpoint.training_state.tracker import find_latest_ckpt_path as find_latest_ckpt_path
@@ -98,7 +98,7 @@ _NAMES = {
     "storage.object_store.sweep": "SweepReport sweep",
     "storage.step_folder": "StepFolder",
     "training_state.checkpointers": "DDPCheckpointer FSDP2Checkpointer FSDPCheckpointer",
-    "training_state.extra_state": "get_rng_state set_rng_state",
+    "training_state.rng_state": "get_rng_state set_rng_state",
     "training_state.latest": "latest",
     "training_state.loading": "LoadResult load",
     "training_state.merging": "bytecheckpoint_ckpt_to_pytorch_ckpt",

@@ -19,6 +19,7 @@ from bytecheckpoint.distributed.call_order import next_turn
 from bytecheckpoint.distributed.groups import keep_watching, own_group
 from bytecheckpoint.errors import ConfigError, InvalidPlanError
 from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.per_rank import PerRankPlanner, Policy, patterns_with_per_rank, with_per_rank
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.staging import background as _background
 from bytecheckpoint.staging.save_handle import SaveHandle, save_in_background
@@ -36,6 +37,8 @@ def save_state_dict(
     planner: SavePlanner | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    per_rank: Mapping[str, Any] | None = None,
+    per_rank_policy: Policy = "own",
     overwrite: bool = True,
     user_metadata: Mapping[str, Any] | None = None,
     digest: bool | None = None,
@@ -57,6 +60,12 @@ def save_state_dict(
         include: Patterns of the keys to save, as ``LoadSpec`` has them; none: all keys. A pattern may match keys of
             some ranks only; one that matches no key of any rank is an error before a byte is written.
         exclude: Patterns of keys that are left out, also if ``include`` matches them. They are not staged either.
+        per_rank: Values that each rank has of its own, such as random numbers, a sampler, a data loader: tensors, and
+            objects that ``weights_only`` loads; of a ``Stateful`` value, its ``state_dict()``. They are saved whatever
+            ``include`` says. ``load_state_dict(per_rank=...)`` gives them back.
+        per_rank_policy: What another number of ranks gets, for all values or by key. ``own``: nothing. ``replicated``:
+            the value, which is equal on all ranks. ``sharded``: a share of the values of all ranks, joined; they are
+            lists, tuples or tensors with a dim. Equal on all ranks.
         overwrite: If False, an existing checkpoint at the path is a ``CheckpointExistsError``.
         user_metadata: Any JSON-serialisable values; ``BcpReader.user_metadata`` returns them.
         digest: Whether to store a digest of what is saved, which ``bcp digest`` compares. It costs the coordinator one
@@ -80,8 +89,8 @@ def save_state_dict(
     group = own_group(process_group, no_dist, "calls", writer.config.stall_timeout_s, ("save", str(path)))
     try:
         _background.raise_unseen()
-        state = with_states(_checked("save_state_dict", path, state_dict, Mapping))
-        planner = _planner("save_state_dict", path, planner, include, exclude, writer.config)
+        state = _state("save_state_dict", path, state_dict, per_rank, per_rank_policy, group)
+        planner = _planner("save_state_dict", path, planner, include, exclude, per_rank, writer.config)
     except Exception as error:
         return fail_save(writer, error, group, turn)
     with claimed(state_dict):
@@ -96,6 +105,7 @@ def load_state_dict(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
     spec: LoadSpec | None = None,
+    per_rank: MutableMapping[str, Any] | None = None,
     config: Config | None = None,
 ) -> LoadReport:
     """Loads into a state dict in place, as ``dcp.load`` does with our reader and planner.
@@ -116,6 +126,11 @@ def load_state_dict(
         spec: What to load, under which names, in which form; see ``LoadSpec``. None: all that the state asks for, under
             its own names; a tensor of another dtype is converted if that loses no value, else it is a
             ``ShapeMismatchError``.
+        per_rank: Receives what ``save_state_dict(per_rank=...)`` saved and this rank gets: the values take the place of
+            those that are there, and a ``Stateful`` value gets its own by ``load_state_dict``. Values that belong to
+            single ranks are no use to another number of ranks: what ``per_rank`` has under their keys stays, with a
+            warning, and if it has nothing there, that is a ``KeyMismatchError``. So is a key that was not saved, unless
+            ``spec.strict`` allows keys to be missing.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
 
     Returns:
@@ -134,9 +149,21 @@ def load_state_dict(
         _checked("load_state_dict", path, state_dict, MutableMapping)
         if planner is not None and spec is not None:
             raise ConfigError(f"load_state_dict({path}): pass planner or spec, not both: BcpLoadPlanner takes a spec")
+        if planner is not None and per_rank is not None:
+            raise ConfigError(f"load_state_dict({path}): pass planner or per_rank, not both: per_rank needs its own")
     except (ConfigError, InvalidPlanError) as error:
         return fail_load(reader, error, group, turn)
-    return run_load(state_dict, reader, planner, group, turn, spec)
+    if per_rank is None:
+        return run_load(state_dict, reader, planner, group, turn, spec)
+    planners: list[PerRankPlanner] = []  # one for each try
+
+    def make_planner() -> PerRankPlanner:
+        planners.append(PerRankPlanner(per_rank, group, spec))
+        return planners[-1]
+
+    return run_load(
+        state_dict, reader, None, group, turn, make_planner=make_planner, finish=lambda: planners[-1].finish()
+    )
 
 
 def async_save_state_dict(
@@ -148,6 +175,8 @@ def async_save_state_dict(
     planner: SavePlanner | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    per_rank: Mapping[str, Any] | None = None,
+    per_rank_policy: Policy = "own",
     overwrite: bool = True,
     user_metadata: Mapping[str, Any] | None = None,
     digest: bool | None = None,
@@ -166,6 +195,8 @@ def async_save_state_dict(
         planner: See ``save_state_dict``.
         include: See ``save_state_dict``.
         exclude: See ``save_state_dict``.
+        per_rank: See ``save_state_dict``.
+        per_rank_policy: See ``save_state_dict``.
         overwrite: See ``save_state_dict``.
         user_metadata: See ``save_state_dict``.
         digest: See ``save_state_dict``.
@@ -187,8 +218,8 @@ def async_save_state_dict(
     def state() -> dict[str, Any]:
         nonlocal planner
         _background.raise_unseen()
-        planner = _planner("async_save_state_dict", path, planner, include, exclude, writer.config)
-        return to_stage(with_states(_checked("async_save_state_dict", path, state_dict, Mapping)), planner)
+        planner = _planner("async_save_state_dict", path, planner, include, exclude, per_rank, writer.config)
+        return to_stage(_state("async_save_state_dict", path, state_dict, per_rank, per_rank_policy, group), planner)
 
     handle = save_in_background(
         str(writer.checkpoint_id),
@@ -210,6 +241,7 @@ def _planner(
     planner: SavePlanner | None,
     include: str | Sequence[str],
     exclude: str | Sequence[str],
+    per_rank: Mapping[str, Any] | None,
     config: Config,
 ) -> SavePlanner:
     """Returns the planner of a save.
@@ -218,12 +250,27 @@ def _planner(
         ConfigError: Both a planner and patterns were passed.
     """
     if planner is None:
+        if per_rank is not None:
+            include = patterns_with_per_rank([include] if isinstance(include, str) else include)
         return BcpSavePlanner(config=config, include=include, exclude=exclude)
     if include or exclude:
         raise ConfigError(
             f"{call}({path}): pass planner or patterns, not both: BcpSavePlanner takes include and exclude"
         )
     return planner
+
+
+def _state(
+    call: str,
+    path: str | os.PathLike[str],
+    state_dict: Mapping[str, Any],
+    per_rank: Mapping[str, Any] | None,
+    policy: Policy,
+    group: dist.ProcessGroup | None,
+) -> dict[str, Any]:
+    """Returns what is saved."""
+    state = with_states(_checked(call, path, state_dict, Mapping))
+    return with_per_rank(state, per_rank, policy, group)
 
 
 def _checked(

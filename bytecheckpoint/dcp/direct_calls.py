@@ -7,7 +7,7 @@ They run DCP's flow of hooks, but not DCP's entry points, and raise typed errors
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -160,11 +160,23 @@ def run_load(
     group: dist.ProcessGroup | None,
     turn: CallOrder | None,
     spec: LoadSpec | None = None,
+    make_planner: Callable[[], BcpLoadPlanner] | None = None,
+    finish: Callable[[], None] | None = None,
 ) -> LoadReport:
     """Runs a whole load in this thread, as ``run_save`` runs a save. Collective over ``group``.
 
     If ``planner`` is None, it takes a ``BcpLoadPlanner`` with ``spec``, and begins again if a newer commit replaces the
     checkpoint. Without a spec, casts that may lose values are refused.
+
+    Args:
+        state: State dict.
+        reader: Reader of the load.
+        planner: Planner of the caller.
+        group: Group of the ranks that load.
+        turn: See ``run_save``.
+        spec: What to load.
+        make_planner: Makes the planner of each try; None takes a ``BcpLoadPlanner``.
+        finish: Called on each rank when all is loaded; what it raises fails the load on all ranks.
 
     Raises:
         CheckpointError: The load failed, on any rank.
@@ -172,7 +184,7 @@ def run_load(
     path = str(reader.checkpoint_id)
 
     def own_planner() -> BcpLoadPlanner:
-        planner = BcpLoadPlanner(spec=spec)
+        planner = BcpLoadPlanner(spec=spec) if make_planner is None else make_planner()
         planner.refuses_lossy_casts = True
         return planner
 
@@ -192,7 +204,13 @@ def run_load(
                 process_group=group,
                 no_dist=group is None,
             )
-            all_together(group, "load", path, lambda: _put_back(state, states))
+
+            def put_back() -> None:
+                _put_back(state, states)
+                if finish is not None:
+                    finish()
+
+            all_together(group, "load", path, put_back)
 
     try:
         if planner is None:

@@ -27,6 +27,7 @@ from bytecheckpoint.errors import CheckpointChangedError, InvalidPlanError, KeyM
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.native import _C
+from bytecheckpoint.per_rank import RankStateLoad
 from bytecheckpoint.probes.of_torch import FRAMEWORKS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.reference_variables import set_logging_level
@@ -37,7 +38,6 @@ from bytecheckpoint.storage.paths import Place, below
 from bytecheckpoint.tensors.casts import refused
 from bytecheckpoint.tensors.subclass_parts import StoredKeys, with_stored_parts
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
-from bytecheckpoint.training_state.extra_state import ExtraStateLoad
 from bytecheckpoint.training_state.folder_to_load import folder_to_load
 from bytecheckpoint.training_state.module_state import ModuleState
 from bytecheckpoint.training_state.optimizer_state import OptimizerLoad, OptimizerState
@@ -268,9 +268,10 @@ class _Loading:
             rank, size = (0, 1) if self._group is None else (self._group.rank(), self._group.size())
             saved_ranks = self._stored.description.get("world_size", size)
             policy = self._stored.description.get("extra_state_policy", "own")
-            self._extra = ExtraStateLoad(self._stored["extra_state"], policy, saved_ranks, rank, size)
+            stored_extra = self._stored["extra_state"]
+            self._extra = RankStateLoad(stored_extra, stored_extra.empty, policy, saved_ranks, rank, size)
             if self._strict:
-                self._extra.check(saved_ranks)
+                self._extra.check("load with strict=False, which keeps what extra_state has under these keys")
             self._missing += [f"extra_state: {key}" for key in self._extra.unavailable]
             self._collect_part("extra_state", self._extra.values)
 

@@ -25,7 +25,7 @@ from bytecheckpoint.training_state.layouts import Layout, layouts_of
 from bytecheckpoint.training_state.names import original_name, unwrapped
 from bytecheckpoint.training_state.optimizer_contents import OptimizerContents, check_containers
 from bytecheckpoint.training_state.options import as_before, is_same
-from bytecheckpoint.training_state.stored import Stored, dtype_of, names_below, whole_states
+from bytecheckpoint.training_state.stored import Stored, names_below, whole_states
 
 __all__ = ["OptimizerLoad", "OptimizerState"]
 
@@ -217,11 +217,11 @@ class OptimizerLoad:
         elif key in stored.layouts and not slot.is_flat:
             stored.check_size(key)
             device = _device_of(member, found.shape)
-            layout, dtype = stored.layouts[key], dtype_of(key, found)
+            layout, dtype = stored.layouts[key], found.known_dtype(key)
             planned.tensors[path] = self.values[key] = layout.made(before, member.parameter, found.shape, dtype, device)
         elif found.shape == slot.shape and not (found.shape == torch.Size() and name == "step"):
             if not isinstance(before, torch.Tensor) or not slot.is_per_element(before):
-                before = slot.empty(dtype_of(key, found))
+                before = slot.empty(found.known_dtype(key))
             planned.tensors[path] = before
             self.values[key] = slot.view(before)
         else:

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import warnings
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,7 @@ def resume(
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
     spec: LoadSpec | None = None,
+    per_rank: MutableMapping[str, Any] | None = None,
     must_exist: bool = False,
     max_steps_back: int = 1,
     config: Config | None = None,
@@ -102,6 +104,7 @@ def resume(
         no_dist: Whether this process loads alone, whatever groups there are. Not with ``framework``.
         spec: What to load, under which names, in which form; see ``LoadSpec``. If it allows keys to be missing, a step
             is gone back only if the older checkpoint has all the keys of the damaged one.
+        per_rank: See ``load_state_dict``. Not with ``framework``, where it is ``extra_state``.
         must_exist: Whether it is an error that there is no checkpoint.
         max_steps_back: How many damaged steps may be passed over; 0 raises at the first.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
@@ -116,11 +119,12 @@ def resume(
             ``load``; or ranks see different runs.
         ConfigError: An argument does not fit. Or a launcher has started several ranks, and there is no process group.
     """
-    _check(run, framework, no_dist, max_steps_back)
+    _check(run, framework, no_dist, max_steps_back, per_rank)
     if process_group is None and not no_dist:
         refuse_unaware_rank(_ASKED, str(run))
         process_group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     settings = config or Config.from_env()
+    options: dict[str, Any] = {"process_group": process_group, "spec": spec, "config": settings}
     passed: list[str] = []
     failure: CheckpointError | None = None
     while True:
@@ -140,13 +144,9 @@ def resume(
         try:
             report: LoadReport | LoadResult
             if framework is None:
-                report = load_state_dict(
-                    found.path, state, process_group=process_group, no_dist=no_dist, spec=spec, config=settings
-                )
+                report = load_state_dict(found.path, state, no_dist=no_dist, per_rank=per_rank, **options)
             else:
-                report = load(
-                    found.path, state, framework, role=role, process_group=process_group, spec=spec, config=settings
-                )
+                report = load(found.path, state, framework, role=role, **options)
         except CheckpointError as error:
             if not _is_damage(error) or len(passed) >= max_steps_back:
                 raise
@@ -162,11 +162,15 @@ def resume(
         )
 
 
-def _check(run: str | os.PathLike[str], framework: str | None, no_dist: bool, max_steps_back: int) -> None:
+def _check(
+    run: str | os.PathLike[str], framework: str | None, no_dist: bool, max_steps_back: int, per_rank: object
+) -> None:
     if isinstance(max_steps_back, bool) or not isinstance(max_steps_back, int) or max_steps_back < 0:
         raise ConfigError(f"{_ASKED}({run}): max_steps_back={max_steps_back!r}: must be an int >= 0")
     if framework is not None and no_dist:
         raise ConfigError(f"{_ASKED}({run}): no_dist=True is for state dicts; bytecheckpoint.load has no such argument")
+    if framework is not None and per_rank is not None:
+        raise ConfigError(f"{_ASKED}({run}): per_rank is for state dicts; with a framework it is state['extra_state']")
 
 
 def _look(

@@ -25,6 +25,7 @@ from bytecheckpoint.distributed.agreement import agree, all_together, gathered, 
 from bytecheckpoint.distributed.call_order import CallOrder, next_turn
 from bytecheckpoint.distributed.groups import keep_watching, own_group, ranks_of
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError
+from bytecheckpoint.per_rank import Policy, check_policy, saved_values
 from bytecheckpoint.planning.key_choice import KeyChoice, refuse_unmatched
 from bytecheckpoint.probes.of_torch import FRAMEWORKS
 from bytecheckpoint.probes.probe import require
@@ -38,7 +39,6 @@ from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import PARTS
 from bytecheckpoint.storage.paths import Place, below, location
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
-from bytecheckpoint.training_state.extra_state import Policy, check_policy, saved_values
 from bytecheckpoint.training_state.layouts import LAYOUTS, Layout, recorded_layouts
 from bytecheckpoint.training_state.module_state import ModuleState, tied_names
 from bytecheckpoint.training_state.optimizer_state import OptimizerState

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,30 +16,11 @@ from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.parts import REFERENCE, description_in, parsed_user_metadata
+from bytecheckpoint.tensors.stored_tensors import StoredTensor
 from bytecheckpoint.tensors.subclass_parts import DESCRIPTION
 from bytecheckpoint.training_state.layouts import LAYOUTS, parsed_layouts
 
-__all__ = ["Stored", "StoredTensor", "dtype_of", "names_below", "whole_states"]
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a checkpoint: shape, dtype, and bytes of its records, which depend on how it is cut into chunks."""
-
-    shape: torch.Size
-    dtype: torch.dtype | None
-    record_bytes: int = field(compare=False)
-
-
-def dtype_of(key: str, found: StoredTensor) -> torch.dtype:
-    """Returns the dtype of the tensor under ``key``.
-
-    Raises:
-        UnsupportedError: This torch does not have the dtype.
-    """
-    if found.dtype is None:
-        raise UnsupportedError(f"'{key}': stored in a dtype that this torch does not have")
-    return found.dtype
+__all__ = ["Stored", "StoredTensor", "names_below", "whole_states"]
 
 
 class Stored(Mapping[str, "StoredTensor | None"]):
@@ -80,10 +60,7 @@ class Stored(Mapping[str, "StoredTensor | None"]):
         self._tree_paths: Mapping[str, tuple[Any, ...]] = tree_paths if isinstance(tree_paths, Mapping) else {}
         self._items: dict[str, StoredTensor | None] = {}
         for fqn, dtype, shape, _, record_bytes, *_ in checkpoint.contents():
-            tensor = (
-                None if dtype is None else StoredTensor(torch.Size(shape), getattr(torch, dtype, None), record_bytes)
-            )
-            self._items[fqn] = tensor
+            self._items[fqn] = StoredTensor.of(dtype, shape, record_bytes)
         # Keep the order in which keys were saved, as far as it is known, so that dicts are made again in this order.
         first = {key: self._items[key] for key in self._tree_paths if key in self._items}
         self._items = {**first, **self._items}
@@ -103,24 +80,13 @@ class Stored(Mapping[str, "StoredTensor | None"]):
                 of an expanded tensor do: a few stored bytes could then take any amount of memory.
         """
         found = self._items[key]
-        if found is None:
-            return None
-        self.check_size(key)
-        return torch.empty(found.shape, dtype=dtype_of(key, found), device=device)
+        return None if found is None else found.empty(key, device, self.path)
 
     def check_size(self, key: str) -> None:
-        """Refuses tensors whose elements share memory in the record; see ``empty``."""
+        """Refuses tensors whose elements share memory in the record; see ``StoredTensor``."""
         found = self._items[key]
-        if found is None:
-            return
-        dtype = dtype_of(key, found)
-        wanted = found.shape.numel() * dtype.itemsize
-        if wanted > found.record_bytes:
-            raise UnsupportedError(
-                f"'{key}': a tensor of {list(found.shape)} takes {wanted:,} bytes, but its records hold "
-                f"{found.record_bytes:,} bytes; use load_state_dict, which loads it into a tensor that you pass",
-                self.path,
-            )
+        if found is not None:
+            found.check_size(key, self.path)
 
     def tree_path(self, key: str, prefix: str) -> tuple[str | int, ...]:
         """Returns the path from ``prefix`` to ``key``: a name, then the keys and indices through saved containers.
