@@ -51,6 +51,7 @@ class ConvertReport:
         num_files: Number of data files.
         num_bytes: Bytes of these files, without checksums and padding.
         num_cast: Number of tensors whose dtype was changed.
+        num_values_cast: Number of their elements.
         num_resumed: Number of files that an earlier, interrupted conversion had finished.
         is_verified: Whether all files were read back and compared.
         seconds: Seconds that it took.
@@ -64,6 +65,7 @@ class ConvertReport:
     num_files: int
     num_bytes: int
     num_cast: int = 0
+    num_values_cast: int = 0
     num_resumed: int = 0
     is_verified: bool = False
     seconds: float = 0.0
@@ -74,9 +76,8 @@ class ConvertReport:
     def summary(self) -> str:
         """Returns one line for people."""
         rate = f" in {self.seconds:.2f} s" if self.seconds else ""
-        notes = [f"{self.num_cast} cast"] * bool(self.num_cast) + [f"{self.num_resumed} files resumed"] * bool(
-            self.num_resumed
-        )
+        notes = [f"{self.num_cast:,} cast: {self.num_values_cast:,} values"] if self.num_cast else []
+        notes += [f"{self.num_resumed} files resumed"] if self.num_resumed else []
         notes += ["verified"] * self.is_verified
         files = f"{self.num_files} file{'s' if self.num_files > 1 else ''}"
         tensors = f"{self.num_tensors:,} tensor{'s' if self.num_tensors > 1 else ''}"
@@ -117,7 +118,8 @@ def convert(
         to: ``safetensors``: a folder that Hugging Face's ``from_pretrained`` reads. ``bcp``: a checkpoint of ours.
             ``dcp``: a checkpoint as stock DCP writes it, without our checksums. ``torch``: one file that ``torch.load``
             reads, with the state dict nested as it was saved.
-        spec: What to take of the source, under which names, in which form. Its ``strict`` and ``cast`` have no effect.
+        spec: What to take of the source, under which names, in which form. ``cast`` by patterns gives what matches
+            another dtype than ``dtype``; ``cast="any"`` and the like, and ``strict``, say nothing where no state is.
         dtype: Dtype to which floating-point tensors are converted: ``float32``, ``bfloat16``, ``float16`` or
             ``float64``. Floats of 8 bits and integers stay as they are.
         shard_size: Most bytes of one file, as a number or a text like ``5GB``. A larger tensor gets a file of its own
@@ -153,7 +155,8 @@ def convert(
             raise ConfigError(f"workers={workers}: must be at least 1")
         destination.check(to, resume=resume, is_shared=process_group is not None)
         opened = job.open()
-        outputs = outputs_of(opened.wanted, dtype)
+        casts = spec.cast if spec is not None and not isinstance(spec.cast, str) else None
+        outputs = outputs_of(opened.wanted, dtype, casts)
         refuse_placeholders(outputs, job, opened)
         made = _target_of(to, outputs, parsed_size(shard_size), workers * ranks.size, folder)
         made.check(opened)
@@ -194,6 +197,7 @@ def _report_of(source: str, target: str, to: Format, outputs: Outputs, made: Tar
         num_files=len(made.pieces),
         num_bytes=bytes_of(made.pieces),
         num_cast=outputs.num_cast,
+        num_values_cast=outputs.num_values_cast,
     )
 
 

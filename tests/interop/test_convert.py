@@ -132,6 +132,41 @@ def test_a_spec_and_several_workers(tmp_path: Path) -> None:
     assert told == sorted(told)
 
 
+@pytest.mark.parametrize("to", ["safetensors", "bcp", "dcp", "torch"])
+def test_some_tensors_have_a_dtype_of_their_own(tmp_path: Path, to: Format) -> None:
+    """A router's bias stays float32 in an export in bfloat16; the first pattern that matches counts."""
+    state = {
+        "h": {str(i): {"w": torch.randn(6), "router": {"bias": torch.randn(3)}} for i in range(2)},
+        "A_log": torch.randn(4, dtype=torch.float64),
+        "ids": torch.arange(5),
+    }
+    save_state_dict(tmp_path / "ckpt", state, no_dist=True)
+    casts = {"layers.*.bias": "float32", "*.bias": "float16", "A_log": torch.float32}
+    spec = LoadSpec(rename={"h": "layers"}, cast=casts)
+    with pytest.raises(ConfigError, match="no tensor of 16 to 64-bit floats has a name like it, or an earlier pattern"):
+        convert(tmp_path / "ckpt", tmp_path / "out", to=to, spec=spec, dtype="bfloat16")
+    spec = LoadSpec(rename=spec.rename, cast={"layers.*.bias": "float32", "A_log": torch.float32})
+    report = convert(tmp_path / "ckpt", tmp_path / "out", to=to, spec=spec, dtype="bfloat16", verify=True)
+    assert (report.num_cast, report.num_values_cast) == (3, 2 * 6 + 4)
+    assert "3 cast: 16 values" in report.summary()
+    got = {
+        name: torch.zeros_like(value, dtype=dtype)
+        for i in range(2)
+        for name, value, dtype in (
+            (f"layers.{i}.w", state["h"][str(i)]["w"], torch.bfloat16),
+            (f"layers.{i}.router.bias", state["h"][str(i)]["router"]["bias"], torch.float32),
+            ("A_log", state["A_log"], torch.float32),
+            ("ids", state["ids"], torch.int64),
+        )
+    }
+    load_state_dict(tmp_path / "out", got, no_dist=True)  # refuses other dtypes
+    assert torch.equal(got["layers.1.router.bias"], state["h"]["1"]["router"]["bias"])
+    assert torch.equal(got["layers.1.w"], state["h"]["1"]["w"].bfloat16())
+    assert torch.equal(got["A_log"], state["A_log"].float())
+    with pytest.raises(ConfigError, match="dtype 'int8': must be one of"):
+        convert(tmp_path / "ckpt", tmp_path / "other", to=to, spec=LoadSpec(cast={"ids": "int8"}))
+
+
 KILLED = """
 import os, sys
 from pathlib import Path
