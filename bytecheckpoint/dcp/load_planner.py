@@ -32,6 +32,7 @@ from bytecheckpoint.tensors.dtensor_pieces import with_pieces
 from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
 from bytecheckpoint.tensors.numbers import dtype_of_number, fill_with_number, has_value
 from bytecheckpoint.tensors.sharded import flatten_sharded
+from bytecheckpoint.tensors.stored_tensors import StoredTensor
 from bytecheckpoint.tensors.subclass_context import difference
 from bytecheckpoint.tensors.subclass_parts import DESCRIPTION, StoredKeys, with_stored_parts
 
@@ -142,15 +143,10 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             )
         if self.flatten_state_dict and checkpoint.has_others_than(self.state_dict):
             self._use_names_of_2_3(checkpoint)
+        if self.spec is not None and self.spec.as_stored:
+            self._take_as_stored(checkpoint, self.spec)
         self.state_dict = with_pieces(self.state_dict)
-        plan = _C.ReadPlan.of_state(
-            checkpoint,
-            dict(self.state_dict),
-            _compat.chunks_of,
-            allow_partial=self.allow_partial_load if self.spec is None else not self.spec.refuses_missing,
-            refuse_unexpected=self.spec is not None and self.spec.refuses_unexpected,
-            refuse_casts=self._why_not_cast,
-        )
+        plan = self._planned(checkpoint)
         self._items = PlanItems(plan)
         self._items.may_send_handle = _hooks.are_own(self, "create_global_plan")
         self._items.fills = LoadTargets(
@@ -161,6 +157,52 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         if self.spec is not None:
             self._items.loads = LoadKeys(self.spec, renamed, plan.casts())
         return LoadPlan(self._items)  # type: ignore[arg-type]  # DCP only needs a sequence
+
+    def _planned(self, checkpoint: _C.Checkpoint) -> _C.ReadPlan:
+        try:
+            return _C.ReadPlan.of_state(
+                checkpoint,
+                dict(self.state_dict),
+                _compat.chunks_of,
+                allow_partial=self.allow_partial_load if self.spec is None else not self.spec.refuses_missing,
+                refuse_unexpected=self.spec is not None and self.spec.refuses_unexpected,
+                refuse_casts=self._why_not_cast,
+            )
+        except ShapeMismatchError as error:
+            if f"{_EXTRA_STATE}'" not in str(error):
+                raise
+            way_out = f"LoadSpec(as_stored='*{_EXTRA_STATE}') takes such values as they are stored"
+            raise ShapeMismatchError(f"{error}; {way_out}") from None
+
+    def _take_as_stored(self, checkpoint: _C.Checkpoint, spec: LoadSpec) -> None:
+        """Puts what is stored of the keys that the spec names, without values, in the place of what the state has.
+
+        Raises:
+            UnsupportedError: A tensor is larger than the spec allows, or this torch does not have its dtype.
+        """
+        wanted = {key for key, value in self.state_dict.items() if _is_plain(value) and spec.is_as_stored(key)}
+        for key, dtype, shape, _, record_bytes, *_ in checkpoint.contents() if wanted else ():
+            if key not in wanted:
+                continue
+            value = self.state_dict[key]
+            stored = StoredTensor.of(dtype, shape, record_bytes)
+            if stored is None:
+                self._replace(key, None)
+            elif not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (stored.shape, stored.dtype):
+                num_bytes = stored.shape.numel() * stored.known_dtype(key).itemsize
+                if num_bytes > spec.as_stored_bytes:
+                    raise UnsupportedError(
+                        f"'{key}': stored are {num_bytes:,} bytes, to be loaded as they are; at most "
+                        f"LoadSpec(as_stored_bytes={spec.as_stored_bytes}) are taken"
+                    )
+                self._replace(key, stored.empty(key, value.device if isinstance(value, torch.Tensor) else "cpu"))
+
+    def _replace(self, key: str, value: Any) -> None:
+        """Puts a value into the flat state and into the caller's."""
+        container, own_key = self.original_state_dict, key
+        if self.flatten_state_dict:
+            container, own_key = self._own_keys.container_of(self.original_state_dict, self.mappings[key])
+        self.state_dict[key] = container[own_key] = value
 
     @staticmethod
     def _view(metadata: Metadata, spec: LoadSpec) -> tuple[_C.Checkpoint, dict[str, str]]:
@@ -290,6 +332,10 @@ def fills_state(planner: LoadPlanner) -> bool:
 def is_meant_to_fill(planner: LoadPlanner) -> bool:
     """Returns whether the planner loads all of the state dict that it got. Other planners leave out keys on purpose."""
     return planner.warns if isinstance(planner, BcpLoadPlanner) else type(planner) is DefaultLoadPlanner
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or type(value) is torch.Tensor
 
 
 def _make_meta_tensors(container: Any) -> None:

@@ -53,6 +53,12 @@ class LoadSpec:
         transforms: ``Stack``, ``Unstack``, ``Concat``, ``Split``, ``Slice``, ``Transpose``, ``Permute``, ``Reshape`` of
             ``bytecheckpoint.transforms``, carried out one after the other; also ``Dequantize`` and
             ``DequantizeMXFP4``, which compute the elements.
+        as_stored: Patterns of keys that are loaded as they are stored, whatever the state has there: in the place of a
+            tensor of another shape or dtype, or of an object, comes a new tensor; in the place of a tensor an object.
+            For values that differ in length from save to save, such as the extra states of TransformerEngine:
+            ``"*_extra_state"``. Whoever holds the tensor that was there does not see the new one. Patterns are compared
+            with names as the state has them, and may match nothing.
+        as_stored_bytes: The most bytes of such a tensor, so that a checkpoint does not decide how much memory is taken.
 
     Raises:
         ConfigError: The arguments do not fit together, or a pattern is none.
@@ -64,9 +70,11 @@ class LoadSpec:
     cast: str | Mapping[str, Any] = "same"
     strict: bool | str = True
     transforms: Sequence[Transform] = ()
+    as_stored: Sequence[str] = ()
+    as_stored_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
-        for name in ("include", "exclude"):
+        for name in ("include", "exclude", "as_stored"):
             patterns = getattr(self, name)
             object.__setattr__(self, name, (patterns,) if isinstance(patterns, str) else tuple(patterns))
         if isinstance(self.transforms, Transform):
@@ -81,7 +89,7 @@ class LoadSpec:
             if not isinstance(transform, Transform):
                 raise ConfigError(f"LoadSpec(transforms=...): {transform!r} is no transform")
         casts = self.cast if isinstance(self.cast, Mapping) else {}
-        for pattern in (*self.include, *self.exclude, *self.rename, *casts):
+        for pattern in (*self.include, *self.exclude, *self.rename, *casts, *self.as_stored):
             if not isinstance(pattern, str):
                 raise ConfigError(f"LoadSpec: {pattern!r} is no pattern: it must be a str")
             compiled(pattern)
@@ -100,6 +108,10 @@ class LoadSpec:
     def refuses_unexpected(self) -> bool:
         """Whether a key that was chosen must be asked for."""
         return self.strict in (True, "checkpoint")
+
+    def is_as_stored(self, name: str) -> bool:
+        """Whether a key of the state is loaded as it is stored."""
+        return any(matches(pattern, name) for pattern in self.as_stored)
 
     def chosen(self, names: Sequence[str]) -> list[str]:
         """Returns the names that ``include`` and ``exclude`` choose.

@@ -39,6 +39,7 @@ from bytecheckpoint.tensors.casts import refused
 from bytecheckpoint.tensors.subclass_parts import StoredKeys, with_stored_parts
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
 from bytecheckpoint.training_state.folder_to_load import folder_to_load
+from bytecheckpoint.training_state.module_extra_states import extra_states_as_stored
 from bytecheckpoint.training_state.module_state import ModuleState
 from bytecheckpoint.training_state.optimizer_state import OptimizerLoad, OptimizerState
 from bytecheckpoint.training_state.stored import Stored
@@ -324,6 +325,8 @@ class _Loading:
 
     def _collect_part(self, part: str, values: dict[str, Any]) -> None:
         stored = self._stored[part]
+        if part == "model":  # a module is handed its extra state, which may have another size in each save
+            values.update(extra_states_as_stored(stored, values, self._specs[part].as_stored_bytes))
         flat, tree_paths = (values, {}) if part == "extra_state" else _C.flatten_state_dict(values)
         if part != "extra_state":
             self._refuse_meta(part, flat)
