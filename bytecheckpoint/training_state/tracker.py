@@ -48,16 +48,22 @@ def write_tracker(root: Place, step: int) -> None:
         try:
             folder_at(root).write_file(TRACKER, text)
         except StorageError as error:
-            if _text_now(root) != str(step):  # else it is in place, and was only not synced
-                error.add_note(f"{step_folder(root, step)} is committed and loads; only {TRACKER} does not name it")
-            raise
+            now = _text_now(root)
+            if now == str(step):  # it is in place, and was only not synced
+                raise
+            names = f"still names step {now}" if now else "names no step"
+            raise StorageError(
+                f"{error}: {step_folder(root, step)} is committed, all parts, and loads; the tracker {names}",
+                error.path,
+                error.errno or 0,
+            ) from error
 
 
-def _text_now(root: Place) -> str | None:
+def _text_now(root: Place) -> str:
     try:
         return tracker_text(root)
     except StorageError:
-        return None
+        return ""
 
 
 def find_latest_ckpt_path(
@@ -85,7 +91,7 @@ def find_latest_ckpt_path(
 
     Raises:
         ConfigError: The role is unknown, or ``root`` is a URL of an unknown kind.
-        StorageError: The tracker or the folder cannot be read; see ``latest``.
+        StorageError: The folder cannot be read, or the tracker in a store; see ``latest``.
         CheckpointError: See ``latest``.
         UnsupportedError: See ``latest``.
     """
@@ -96,8 +102,13 @@ def find_latest_ckpt_path(
 
 
 def _newest_of_tracker(folder: Place) -> Newest:
-    text = tracker_text(folder)
     newest = newest_whole(folder, r"global_step_(\d+)", "find_latest_ckpt_path")
+    try:
+        text = tracker_text(folder)
+    except StorageError:
+        if isinstance(folder, str):
+            raise  # the store does not answer
+        return newest  # with a warning that says so
     named = step_number(text)
     if (newest.path is None and not text) or (named is not None and newest.path == str(step_folder(folder, named))):
         return newest
