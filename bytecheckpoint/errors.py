@@ -25,6 +25,7 @@ __all__ = [
     "FormatVersionError",
     "InvalidPlanError",
     "KeyMismatchError",
+    "LoadFailedError",
     "OutOfStepError",
     "ProcessGroupChangedError",
     "RankError",
@@ -201,19 +202,29 @@ class SaveCancelledError(CheckpointError):
     """A save was cancelled before it was committed. The previous checkpoint is whole."""
 
 
-class SaveFailedError(CheckpointError):
-    """A save failed on some ranks and was undone, or the message says what is left. The previous checkpoint is whole.
-
-    Attributes:
-        reasons: The exception of each rank that failed, by rank.
-    """
-
+class _FailedOnRanks(CheckpointError):
     def __init__(self, message: str, reasons: Mapping[int, BaseException] | None = None) -> None:
         super().__init__(message)
         self.reasons = dict(reasons or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.args[0], self.reasons), self._state()
+
+
+class SaveFailedError(_FailedOnRanks):
+    """A save failed on some ranks and was undone, or the message says what is left. The previous checkpoint is whole.
+
+    Attributes:
+        reasons: The exception of each rank that failed, by rank.
+    """
+
+
+class LoadFailedError(_FailedOnRanks):
+    """A load failed on some ranks, for several reasons or one that is no ``CheckpointError``. The state is undefined.
+
+    Attributes:
+        reasons: The exception of each rank that failed, by rank.
+    """
 
 
 # In the order of `base::Code` in csrc/base/status.h.
@@ -265,7 +276,7 @@ _RAISED_ON = "raised on host "
 
 def note_host(error: BaseException, host: str) -> None:
     """Notes on which host ``error`` was raised, unless it says so already, or is about ranks that it names itself."""
-    if not host_of(error) and not isinstance(error, (SaveFailedError, RankLostError, OutOfStepError)):
+    if not host_of(error) and not isinstance(error, (_FailedOnRanks, RankLostError, OutOfStepError)):
         error.add_note(f"{_RAISED_ON}{host}")
 
 

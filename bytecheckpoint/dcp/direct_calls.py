@@ -29,7 +29,7 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.agreement import all_together
 from bytecheckpoint.distributed.call_order import CallOrder, in_turn
 from bytecheckpoint.distributed.groups import calling
-from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError, texts_of_ranks
+from bytecheckpoint.errors import CheckpointError, LoadFailedError, SaveCancelledError, SaveFailedError, texts_of_ranks
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.staging.staged_state import StagingTime, staging_of
@@ -218,7 +218,7 @@ def run_load(
         else:
             load()  # the caller's planner may not be usable a second time
     except CheckpointException as exception:
-        raise _typed(exception) from exception
+        raise _typed(exception, LoadFailedError) from exception
     assert reader.last_report is not None
     return reader.last_report
 
@@ -264,11 +264,13 @@ class _Failing(BcpSavePlanner):
         raise self._error
 
 
-def _typed(exception: CheckpointException) -> BaseException:
+def _typed(
+    exception: CheckpointException, several: type[SaveFailedError] | type[LoadFailedError] = SaveFailedError
+) -> BaseException:
     """Returns the error to raise for a ``CheckpointException``, which has the errors of all ranks.
 
     A cancelled save and an exception that ends the process, such as KeyboardInterrupt, come first. If the ranks failed
-    with one class of ours, it is an error of that class; otherwise a ``SaveFailedError`` names all of them.
+    with one class of ours, it is an error of that class; otherwise one of class ``several`` names all of them.
     """
     failures: dict[int, BaseException] = {rank: failure for rank, (failure, _) in exception.failures.items()}
     only = next(iter(failures.values())) if len(failures) == 1 else None
@@ -286,4 +288,4 @@ def _typed(exception: CheckpointException) -> BaseException:
     if len(kinds) == 1 and isinstance(first, CheckpointError):
         first.add_note(texts)
         return first
-    return SaveFailedError(texts, failures)
+    return several(texts, failures)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -33,4 +35,13 @@ def are_equal(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(are_equal, a, b))
     if isinstance(a, float):
         return a == b or (a != a and b != b)
-    return bool(a == b)
+    with suppress(Exception):  # an array has no truth value, and `==` of an object may raise
+        if a == b:
+            return True
+    return _bytes_of(a) == _bytes_of(b) is not None  # arrays, and objects without `==`
+
+
+def _bytes_of(value: Any) -> bytes | None:
+    with suppress(Exception):
+        return pickle.dumps(value)
+    return None

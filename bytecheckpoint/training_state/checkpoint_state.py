@@ -75,6 +75,8 @@ class CheckpointState:
                 f"checkpoint_state['optimizer'] is a {type(optimizer).__name__}: it must be a live "
                 "torch.optim.Optimizer, or a list of them"
             )
+        for each in optimizers:
+            _check_optimizer(each)
         extra_state = checkpoint_state.get("extra_state")
         if extra_state is not None and not isinstance(extra_state, Mapping):
             raise ConfigError(
@@ -82,6 +84,17 @@ class CheckpointState:
                 "under a key of a dict"
             )
         return cls(framework, model, optimizers, extra_state)
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    """Refuses a wrapper of an optimizer that has no parameter groups of its own."""
+    if isinstance(getattr(optimizer, "param_groups", None), list):
+        return
+    inner = [name for name, value in vars(optimizer).items() if isinstance(value, Optimizer)]
+    raise ConfigError(
+        f"checkpoint_state['optimizer'] is a {type(optimizer).__name__} without param_groups: pass "
+        + (f"the optimizer in it, its .{inner[0]}" if inner else "the optimizer that steps the parameters")
+    )
 
 
 def _check_wrapping(model: nn.Module, framework: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,7 +19,11 @@ def is_same(a: Any, b: Any) -> bool:
         return type(a) is type(b) and len(a) == len(b) and all(map(is_same, a, b))
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return torch.equal(a, b)
-    return are_equal(a, b) or bool(a == b)
+    if are_equal(a, b):
+        return True
+    with suppress(Exception):  # an array has no truth value
+        return bool(a == b)
+    return False
 
 
 def as_before(current: Any, value: Any) -> Any:

@@ -25,7 +25,7 @@ from bytecheckpoint.errors import (
     CheckpointNotFoundError,
     ConfigError,
     CorruptCheckpointError,
-    SaveFailedError,
+    LoadFailedError,
 )
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.native import _core
@@ -218,7 +218,7 @@ def _say_nothing_there(run: str | os.PathLike[str], must_exist: bool) -> None:
 
 def _is_damage(error: CheckpointError) -> bool:
     """Whether every rank that failed found bytes that are not what was written."""
-    if isinstance(error, SaveFailedError):  # ranks failed with several classes
+    if isinstance(error, LoadFailedError):  # ranks failed with several classes
         return bool(error.reasons) and all(isinstance(each, CorruptCheckpointError) for each in error.reasons.values())
     return isinstance(error, CorruptCheckpointError)
 

@@ -23,15 +23,14 @@ MIB = 1 << 20
 
 def realistic() -> list[errors.CheckpointError]:
     """Returns an error of each class, as the code makes them."""
-    odd = ("OutOfStepError", "RankLostError", "SaveFailedError")
+    odd = ("LoadFailedError", "OutOfStepError", "RankLostError", "SaveFailedError")
     kinds = [getattr(errors, name) for name in errors.__all__ if name not in odd]
     plain = [kind(f"save(/ckpt): {kind.__name__} happened", "/ckpt/7/.metadata") for kind in kinds]
-    failed = errors.SaveFailedError(
-        "save(/ckpt) failed and was undone: rank 1: StorageError: full",
-        {1: errors.StorageError("full", "/ckpt/7", errno.ENOSPC), 3: ValueError("odd", 3), 4: KeyboardInterrupt()},
-    )
+    reasons = {1: errors.StorageError("full", "/ckpt/7", errno.ENOSPC), 3: ValueError("odd", 3), 4: KeyboardInterrupt()}
+    failed = errors.SaveFailedError("save(/ckpt) failed and was undone: rank 1: StorageError: full", reasons)
     return [
         *plain,
+        errors.LoadFailedError("rank 1: StorageError: full", reasons),
         errors.StorageError("open(/ckpt): denied", "/ckpt", errno.EACCES),
         errors.CheckpointNotFoundError("open(/ckpt): none", "/ckpt", errno.ENOENT),
         errors.KeyMismatchError("'a': the checkpoint has no such key"),
@@ -53,7 +52,7 @@ def test_errors(error: errors.CheckpointError, protocol: int) -> None:
         assert (got.path, got.errno) == (error.path, error.errno)
         for name in ("ranks", "calls"):
             assert getattr(got, name, None) == getattr(error, name, None)
-        if isinstance(error, errors.SaveFailedError):
+        if isinstance(error, errors.SaveFailedError | errors.LoadFailedError):
             assert {r: (type(e), str(e)) for r, e in got.reasons.items()} == {
                 r: (type(e), str(e)) for r, e in error.reasons.items()
             }
