@@ -54,7 +54,9 @@ void bind_core(py::module_& m) {
   m.def("available_memory_bytes", [] { return staging::available_memory_bytes(); });
   m.def("dtype_names", [] {
     std::vector<std::string> names;
-    for (uint8_t code = 1; code <= tensor::kLastPlainDType; ++code) names.emplace_back(tensor::find_dtype(code)->name);
+    for (uint8_t code = 1; code <= tensor::kLastDType; ++code) {
+      if (const tensor::DTypeInfo* info = tensor::find_plain_dtype(code)) names.emplace_back(info->name);
+    }
     return names;
   });
   m.def("boxes_of_flat_shard", &boxes_of_flat_shard, py::arg("tensors"), py::arg("begin"), py::arg("end"));

@@ -44,11 +44,6 @@ void check(const PlannedRead& planned, const format::Chunk& chunk) {
   }
 }
 
-bool is_complex(tensor::DType dtype) {
-  return dtype == tensor::DType::kComplex32 || dtype == tensor::DType::kComplex64 ||
-         dtype == tensor::DType::kComplex128;
-}
-
 /// Whether the dtype of the value has no imaginary parts.
 bool is_real(const StateValue& state_value) {
   if (state_value.kind != StateValue::Kind::kOther) {

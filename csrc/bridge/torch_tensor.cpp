@@ -37,6 +37,7 @@ constexpr ScalarName kScalarNames[] = {
     {"ComplexFloat", tensor::DType::kComplex64},
     {"ComplexDouble", tensor::DType::kComplex128},
     {"ComplexHalf", tensor::DType::kComplex32},
+    {"BComplex32", tensor::DType::kBComplex32},
     {"UInt16", tensor::DType::kUInt16},
     {"UInt32", tensor::DType::kUInt32},
     {"UInt64", tensor::DType::kUInt64},

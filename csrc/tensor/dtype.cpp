@@ -51,6 +51,7 @@ constexpr DTypeInfo kTable[kLastDType] = {
     {DType::kInt5, "int5", 0, nullptr},
     {DType::kInt6, "int6", 0, nullptr},
     {DType::kInt7, "int7", 0, nullptr},
+    {DType::kBComplex32, "bcomplex32", 4, nullptr},
 };
 
 }  // namespace
@@ -60,7 +61,8 @@ const DTypeInfo* find_dtype(uint8_t code) {
 }
 
 const DTypeInfo* find_plain_dtype(uint8_t code) {
-  return code <= kLastPlainDType ? find_dtype(code) : nullptr;
+  const DTypeInfo* info = find_dtype(code);
+  return info != nullptr && info->is_plain() ? info : nullptr;
 }
 
 const DTypeInfo* find_dtype(std::string_view name) {

@@ -58,6 +58,7 @@ enum class DType : uint8_t {
   kInt5 = 44,
   kInt6 = 45,
   kInt7 = 46,
+  kBComplex32 = 47,  // plain again: two bfloat16
 };
 
 /// What the format knows of one dtype.
@@ -90,8 +91,13 @@ inline DType dtype_of(std::string_view name) {
   return info == nullptr ? DType::kNone : info->dtype;
 }
 
-/// The largest code. All codes from 1 to kLastDType are valid; those up to kLastPlainDType are plain.
-inline constexpr uint8_t kLastDType = 46;
-inline constexpr uint8_t kLastPlainDType = 22;
+/// The largest code. All codes from 1 to kLastDType are valid.
+inline constexpr uint8_t kLastDType = 47;
+
+/// Whether the elements have an imaginary part.
+inline bool is_complex(DType dtype) {
+  return dtype == DType::kComplex32 || dtype == DType::kBComplex32 || dtype == DType::kComplex64 ||
+         dtype == DType::kComplex128;
+}
 
 }  // namespace bytecheckpoint::tensor

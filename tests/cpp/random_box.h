@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/tensor/box.h"
+#include "csrc/tensor/dtype.h"
 
 namespace bytecheckpoint::test {
 
@@ -13,6 +14,14 @@ using Random = std::mt19937_64;
 
 inline int64_t draw(Random* random, int64_t low, int64_t high) {
   return std::uniform_int_distribution<int64_t>(low, high)(*random);
+}
+
+/// A dtype whose elements are stored as they are.
+inline tensor::DType draw_plain_dtype(Random* random) {
+  for (;;) {
+    const auto dtype = static_cast<tensor::DType>(draw(random, 1, tensor::kLastDType));
+    if (tensor::find_dtype(dtype)->is_plain()) return dtype;
+  }
 }
 
 inline tensor::Dims draw_sizes(Random* random, int64_t max_dims, int64_t max_size) {

@@ -118,8 +118,7 @@ inline World draw_world(Random* random, uint32_t num_ranks) {
   const int64_t num_entries = draw(random, 0, 12);
   for (int64_t e = 0; e < num_entries; ++e) {
     const std::string fqn = "layers." + std::to_string(e * 7 % 13) + std::string(static_cast<size_t>(e % 3), 'w');
-    const auto dtype = draw(random, 0, 9) == 0 ? tensor::DType::kQInt8
-                                               : static_cast<tensor::DType>(draw(random, 1, tensor::kLastPlainDType));
+    const auto dtype = draw(random, 0, 9) == 0 ? tensor::DType::kQInt8 : draw_plain_dtype(random);
     const tensor::TensorInfo info = info_of(draw_sizes(random, 3, 11), dtype);
     const bool can_split = draw(random, 0, 5) != 0;
     switch (draw(random, 0, 4)) {

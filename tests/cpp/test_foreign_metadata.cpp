@@ -149,9 +149,10 @@ TEST_CASE("foreign_metadata: a storage info of another module, with a field more
 
 TEST_CASE("foreign_metadata: every dtype of torch, every flag, every builtin type; chunks that have no place") {
   const Manifest manifest = read_sample("dtypes.metadata");
-  REQUIRE(manifest.items.size() == tensor::kLastDType);
+  REQUIRE(manifest.items.size() == tensor::kLastDType - 1);
   for (uint8_t code = 1; code <= tensor::kLastDType; ++code) {
     const tensor::DTypeInfo& info = *tensor::find_dtype(code);
+    if (info.dtype == tensor::DType::kBComplex32) continue;  // younger than the torch that wrote the sample
     const Item& item = item_of(manifest, base::text("torch.", info.name));
     CHECK((item.tensor.dtype == info.dtype));
     CHECK(item.tensor.requires_grad == (item.ordinal % 2 == 1));

@@ -25,7 +25,7 @@ constexpr uint8_t kUntouched = 0xA5;
 StridedView draw_view(Random* random, std::vector<RandomMemory>* memories, int64_t max_dims, int64_t max_size,
                       bool expand) {
   StridedView view;
-  view.dtype = static_cast<tensor::DType>(test::draw(random, 1, tensor::kLastPlainDType));
+  view.dtype = test::draw_plain_dtype(random);
   view.sizes = test::draw_sizes(random, max_dims, max_size);
   const int64_t itemsize = tensor::find_dtype(view.dtype)->itemsize_bytes;
   memories->push_back(test::draw_memory(random, view.sizes, itemsize, expand));

@@ -33,7 +33,7 @@ TEST_CASE("record_layouts: a layout that is kept is the one that would be made")
     check_found(&layouts, dtype, sizes, kRecordAlignment * test::draw(&random, 0, 200));
   }
   for (int round = 0; round < 3000; ++round) {
-    const auto dtype = static_cast<DType>(test::draw(&random, 1, tensor::kLastPlainDType));
+    const auto dtype = test::draw_plain_dtype(&random);
     check_found(&layouts, dtype, test::draw_sizes(&random, 5, 9), kRecordAlignment * test::draw(&random, 0, 1 << 20));
   }
 }

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.dtypes import NAMES
 from support.ranks import run_ranks
 
 from bytecheckpoint import LoadSpec, save_state_dict
 from bytecheckpoint.convert import convert
 from bytecheckpoint.errors import CheckpointExistsError, ConfigError, UnsupportedError
-from bytecheckpoint.native import _core
 from bytecheckpoint.transforms import Stack, Unstack
 from interop.nested_state import assert_equal, save_sharded, state
 
@@ -37,7 +37,7 @@ def test_a_nested_state_of_several_ranks(tmp_path: Path) -> None:
 
 def test_every_dtype_and_shape(tmp_path: Path) -> None:
     tensors: dict[str, Any] = {"scalar": torch.tensor(3.5), "empty": torch.zeros(3, 0, 2), "none": torch.zeros(0)}
-    for name in _core.dtype_names():
+    for name in NAMES:
         bits = torch.arange(256, dtype=torch.uint8)
         tensors[name] = (bits % 2).bool() if name == "bool" else bits.view(getattr(torch, name)).reshape(2, -1)
     save_state_dict(tmp_path / "ckpt", tensors, no_dist=True)

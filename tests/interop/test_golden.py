@@ -54,7 +54,7 @@ def test_each_version_of_torch_that_make_compat_tries_wrote_all() -> None:
 
 
 def test_it_has_every_dtype() -> None:
-    assert set(DTYPES) == set(_core.dtype_names())
+    assert set(DTYPES) == set(_core.dtype_names()) - {"bcomplex32"}  # younger than these files
     entries = BcpReader(GOLDEN).read_metadata().state_dict_metadata
     for name in DTYPES:
         assert entries[f"tensors.{name}"].properties.dtype == getattr(torch, name)  # type: ignore[union-attr]

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from support.dtypes import NAMES
 from support.peak_memory import with_peak
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from unit.dcp_by_hand import cut, save_by_hand
@@ -81,7 +82,7 @@ def test_as_documented(tmp_path: Path) -> None:
     assert found.as_stored == ()
 
 
-@pytest.mark.parametrize("name", _core.dtype_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_every_dtype(tmp_path: Path, name: str) -> None:
     dtype = getattr(torch, name)
     tensor = torch.arange(48, dtype=torch.uint8).remainder(2).view(dtype).reshape(1, -1)

@@ -13,12 +13,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.dtypes import NAMES
 from support.equality import assert_equal, without_strides
 from torch.distributed.checkpoint.metadata import Metadata
 
 from bytecheckpoint import BcpReader, _testing
 from bytecheckpoint.errors import CorruptCheckpointError
-from bytecheckpoint.native import _core
 
 shapes = st.lists(st.integers(0, 5), max_size=4)
 
@@ -52,7 +52,7 @@ def random_tensor(dtype: torch.dtype, shape: list[int], seed: int) -> torch.Tens
     return torch.randint(0, high, (count,), dtype=torch.uint8, generator=generator).view(dtype).reshape(shape)
 
 
-@pytest.mark.parametrize("name", _core.dtype_names())
+@pytest.mark.parametrize("name", NAMES)
 @given(shape=shapes, seed=st.integers(0, 2**32))
 @settings(max_examples=10, deadline=None)
 def test_archives_of_every_dtype(name: str, shape: list[int], seed: int) -> None:

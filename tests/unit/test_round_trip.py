@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.dtypes import NAMES
 from support.equality import assert_equal, settled
 
 from bytecheckpoint import BcpReader, BcpWriter
-from bytecheckpoint.native import _core
 
 
 def state() -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_state_comes_back(tmp_path: Path, reader: Any) -> None:
     assert_equal(got, settled(wanted))
 
 
-@pytest.mark.parametrize("name", _core.dtype_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_every_dtype_of_the_format(tmp_path: Path, name: str) -> None:
     dtype = getattr(torch, name)
     raw = torch.randint(0, 2 if name == "bool" else 256, (6 * 4 * dtype.itemsize,), dtype=torch.uint8)

@@ -93,8 +93,8 @@ std::optional<uint32_t> find_standard_global(std::string_view module, std::strin
   if (module == "torch") {
     const tensor::DTypeInfo* dtype = tensor::find_dtype(name);
     if (dtype != nullptr) return static_cast<uint32_t>(Global::kTorchDType) + static_cast<uint32_t>(dtype->dtype);
-    for (uint8_t code = 1; code <= tensor::kLastPlainDType; ++code) {
-      const char* storage = tensor::find_plain_dtype(code)->typed_storage;
+    for (uint8_t code = 1; code <= tensor::kLastDType; ++code) {
+      const char* storage = tensor::find_dtype(code)->typed_storage;
       if (storage != nullptr && name == storage) return static_cast<uint32_t>(Global::kTorchStorage) + code;
     }
   }

@@ -13,12 +13,7 @@ using Kind = PickleValue::Kind;
 const tensor::DTypeInfo* dtype_of(const PickleValue& value, Global first) {
   if (!value.is(Kind::kGlobal) || value.global() <= static_cast<uint32_t>(first)) return nullptr;
   const uint32_t code = value.global() - static_cast<uint32_t>(first);
-  return code <= tensor::kLastPlainDType ? tensor::find_plain_dtype(static_cast<uint8_t>(code)) : nullptr;
-}
-
-bool is_complex(tensor::DType dtype) {
-  return dtype == tensor::DType::kComplex32 || dtype == tensor::DType::kComplex64 ||
-         dtype == tensor::DType::kComplex128;
+  return code <= tensor::kLastDType ? tensor::find_plain_dtype(static_cast<uint8_t>(code)) : nullptr;
 }
 
 /// Recognises a plain tensor. Every method returns false for what it does not know.

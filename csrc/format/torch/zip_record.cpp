@@ -173,10 +173,11 @@ std::string tensor_pickle(const tensor::DTypeInfo& dtype, const tensor::Dims& si
 
 int64_t tensor_pickle_bytes(const tensor::DTypeInfo& dtype, const tensor::Dims& sizes, int64_t data_bytes) {
   // Length for each dtype, without the bytes that depend on the shape.
-  static const std::array<int64_t, tensor::kLastPlainDType + 1> fixed_bytes = [] {
-    std::array<int64_t, tensor::kLastPlainDType + 1> bytes{};
-    for (uint8_t code = 1; code <= tensor::kLastPlainDType; ++code) {
-      const tensor::DTypeInfo& info = *tensor::find_plain_dtype(code);
+  static const std::array<int64_t, tensor::kLastDType + 1> fixed_bytes = [] {
+    std::array<int64_t, tensor::kLastDType + 1> bytes{};
+    for (uint8_t code = 1; code <= tensor::kLastDType; ++code) {
+      const tensor::DTypeInfo& info = *tensor::find_dtype(code);
+      if (!info.is_plain()) continue;
       const auto scalar_bytes = static_cast<int64_t>(tensor_pickle(info, {}, info.itemsize_bytes).size());
       bytes[code] = scalar_bytes - shape_bytes(info, {}, info.itemsize_bytes);
     }
