@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Dequantize", "DequantizeMXFP4"]
 
 _QUANTIZED = ("float8_", "float4_")
+_BYTES, _EXPONENTS = ("int8", "uint8"), ("float8_e8m0fnu", "uint8")
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,10 @@ class Dequantize(Transform):
     ties to even. This is what transformers computes when it loads such a model with ``dequantize=True``, to the bit.
     The scales are taken from the checkpoint: they are no keys of what is loaded.
 
-    Codes are of a ``float8`` dtype, or ``float4_e2m1fn_x2``, which has two in a byte. Scales are of float32, bfloat16,
-    float16, ``float8_e8m0fnu``, or uint8, which is an exponent plus 127. A tensor that ``source`` matches and that has
-    neither a quantized dtype nor scales stays as it is.
+    Codes are of a ``float8`` dtype, or ``float4_e2m1fn_x2``, which has two in a byte. So have int8 and uint8, in which
+    some writers pack them (DeepSeek V4), if their scales are exponents. Scales are of float32, bfloat16, float16,
+    ``float8_e8m0fnu``, or uint8, which is an exponent plus 127. A tensor that ``source`` matches and that has neither a
+    quantized dtype nor scales stays as it is.
 
     Args:
         source: Names of the quantized tensors; may also have one ``*``.
@@ -37,7 +39,7 @@ class Dequantize(Transform):
         to: Names of the new tensors; None keeps the names.
         block: Size of the blocks that have one scale each, in the last dims; a block at the end may be cut. Dims before
             these have a scale for each index. None: there is one scale for all of a tensor, one for each row, or as
-            many as divide each dim evenly.
+            many as divide each dim evenly. Codes of 4 bits always have as many as divide each dim evenly.
         dtype: ``bfloat16``, ``float16`` or ``float32``.
     """
 
@@ -73,9 +75,11 @@ class Dequantize(Transform):
 
     def _values(self, tensors: Tensors, codes: _core.ViewTensor, scales: _core.ViewTensor) -> _core.ViewTensor:
         shape, num_dims = codes.shape, len(codes.shape)
-        if codes.dtype.startswith("float4_") and shape:
+        is_packed = codes.dtype in _BYTES and scales.dtype in _EXPONENTS
+        is_of_4_bits = is_packed or codes.dtype.startswith("float4_")
+        if is_of_4_bits and shape:
             shape = [*shape[:-1], 2 * shape[-1]]
-        if self.block is not None:
+        if self.block is not None and not is_of_4_bits:
             if len(self.block) > num_dims:
                 raise ConfigError(f"block {[*self.block]} for a tensor of shape {shape}")
             block = [1] * (num_dims - len(self.block)) + [*self.block]
@@ -92,7 +96,7 @@ class Dequantize(Transform):
             if len(counts) != num_dims or any(n < 1 or size % n for size, n in zip(shape, counts, strict=True)):
                 raise ConfigError(f"scales of shape {counts} do not divide {shape} evenly: say the size of a block")
             block = [max(size // n, 1) for size, n in zip(shape, counts, strict=True)]
-        return tensors.dequantize(codes, scales, block, _dtype_name(self.dtype), False)
+        return tensors.dequantize(codes, scales, block, _dtype_name(self.dtype), is_packed)
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,53 @@ def test_a_model_as_from_pretrained_dequantizes_it(tmp_path: Path, family: str) 
         assert_same(again[key], value)
 
 
+def deepseek_v4(packed: torch.dtype) -> dict[str, torch.Tensor]:
+    """Returns tensors as DeepSeek names and stores them: fp8 in blocks, experts of 4 bits, both with exponents."""
+    return {
+        "layers.0.attn.wq_a.weight": codes(11, 200, 300).view(torch.float8_e4m3fn),
+        "layers.0.attn.wq_a.scale": (codes(12, 2, 3) % 20 + 117).to(torch.uint8).view(torch.float8_e8m0fnu),
+        "layers.0.ffn.experts.0.w1.weight": codes(13, 24, 32).view(packed),
+        "layers.0.ffn.experts.0.w1.scale": (codes(14, 24, 2) % 20 + 117).to(torch.uint8).view(torch.float8_e8m0fnu),
+        "layers.0.ffn_norm.weight": torch.ones(300),
+        "layers.0.hc_attn_scale": torch.ones(3),
+        "embed.weight": torch.ones(5, 300).bfloat16(),
+    }
+
+
+@pytest.mark.parametrize("packed", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_folder_of_two_quantizations(tmp_path: Path, packed: torch.dtype, dtype: torch.dtype) -> None:
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    tensors = deepseek_v4(packed)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    state = {name: value.clone() for name, value in tensors.items() if not name.endswith(".scale")}
+    query, expert = "layers.0.attn.wq_a", "layers.0.ffn.experts.0.w1"
+    state |= {
+        f"{query}.weight": torch.zeros(200, 300, dtype=dtype),
+        f"{expert}.weight": torch.zeros(24, 64, dtype=dtype),
+    }
+    load_state_dict(tmp_path, state, no_dist=True, spec=dequantizing(tmp_path, str(dtype)))
+    packed_codes, scales = tensors[f"{expert}.weight"], tensors[f"{expert}.scale"]
+    wanted = Fp8Dequantize(None)._dequantize_one(packed_codes.view(torch.int8), scales, dtype)
+    assert_same(state[f"{expert}.weight"], wanted)
+    spread = tensors[f"{query}.scale"].float().repeat_interleave(128, 0).repeat_interleave(128, 1)[:200, :300]
+    assert_same(state[f"{query}.weight"], (tensors[f"{query}.weight"].float() * spread).to(dtype))
+    assert torch.equal(state["layers.0.ffn_norm.weight"], torch.ones(300))
+
+
+def test_whole_numbers_with_scales_that_are_no_exponents_are_refused(tmp_path: Path) -> None:
+    """They are of 8 bits each, as in W8A8: nothing here is to take them for pairs of 4."""
+    save_file(
+        {"w.weight": codes(1, 4, 64).view(torch.int8), "w.scale": torch.ones(4, 1)}, tmp_path / "model.safetensors"
+    )
+    spec = LoadSpec(transforms=[Dequantize("*.weight", "*.scale")])
+    with pytest.raises(ConfigError, match="int8 is no dtype of quantized elements"):
+        load_state_dict(tmp_path, {"w.weight": torch.zeros(4, 64)}, no_dist=True, spec=spec)
+
+
 def compressed(strategy: str, **more: Any) -> dict[str, Any]:
     weights = {"type": "float", "num_bits": 8, "strategy": strategy, **more}
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
@@ -188,7 +235,11 @@ def test_what_config_json_says(
         ('{"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 1]}}', "size of a block"),
         ('{"quantization_config": {"quant_method": "compressed-tensors"}}', "floats of 8 bits"),
         ('{"quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1]}}', "config.json"),
-        (json.dumps({"quantization_config": compressed("channel", num_bits=4)}), "floats of 8 bits"),
+        (
+            json.dumps({"quantization_config": compressed("channel", num_bits=4) | {"format": "pack-quantized"}}),
+            r"weights of 4-bit float \(pack-quantized\) are not supported: only weights that are floats of 8 bits",
+        ),
+        ('{"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}', "modelopt' with NVFP4 is not"),
     ],
 )  # fmt: skip
 def test_a_config_that_says_nothing_known(tmp_path: Path, config: str | None, text: str) -> None:
