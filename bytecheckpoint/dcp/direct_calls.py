@@ -28,7 +28,8 @@ from bytecheckpoint.dcp.stateful import QuickStateful
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.agreement import all_together
 from bytecheckpoint.distributed.call_order import CallOrder, in_turn
-from bytecheckpoint.distributed.groups import calling
+from bytecheckpoint.distributed.groups import calling, exchanging
+from bytecheckpoint.distributed.mixed_calls import CallKind
 from bytecheckpoint.errors import CheckpointError, LoadFailedError, SaveCancelledError, SaveFailedError, texts_of_ranks
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.report import LoadReport, SaveReport
@@ -132,7 +133,11 @@ def _save_flow(turn: CallOrder | None, staging: StagingTime | None, **arguments:
     writer, group = arguments["storage_writer"], arguments["process_group"]
     path = str(getattr(writer, "checkpoint_id", ""))
     # The call is the outermost, and so notes a failure as the caller gets it.
-    with explicit_call(writer, staging, **arguments), in_turn(turn, "save", path), calling(group, "save", path):
+    with (
+        explicit_call(writer, staging, **arguments),
+        in_turn(turn, "save", path),
+        calling(group, "save", path, CallKind.SAVE),
+    ):
         return save_state(**arguments)
 
 
@@ -189,7 +194,7 @@ def run_load(
         return planner
 
     def load() -> None:
-        with in_turn(turn, "load", path), calling(group, "load", path):
+        with in_turn(turn, "load", path), calling(group, "load", path, CallKind.UNKNOWN):
             states: dict[str, Any] = {}
             failing: LoadPlanner | None = None
             try:
@@ -197,13 +202,14 @@ def run_load(
                 states = with_states(dict(sorted(state.items(), key=lambda item: str(item[0]))))
             except BaseException as error:  # the other ranks come to this load and get the error there
                 failing = _FailingLoad(error)
-            _load_flow(
-                state_dict=states,
-                storage_reader=reader,
-                planner=failing or planner or own_planner(),
-                process_group=group,
-                no_dist=group is None,
-            )
+            with exchanging(group, CallKind.LOAD):
+                _load_flow(
+                    state_dict=states,
+                    storage_reader=reader,
+                    planner=failing or planner or own_planner(),
+                    process_group=group,
+                    no_dist=group is None,
+                )
 
             def put_back() -> None:
                 _put_back(state, states)

@@ -8,7 +8,7 @@ import functools
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.futures import Future
 
 from bytecheckpoint.calls.phases import Phases
@@ -21,6 +21,7 @@ from bytecheckpoint.dcp._reader_base import ReaderBase
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.dcp.whole_plans import note_looks, send_handle
+from bytecheckpoint.distributed.call_order import check_same_kind
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, sendable
 from bytecheckpoint.sharing.choice import ReadPreferences, choose_reading
 from bytecheckpoint.sharing.report_gather import ReportGather
@@ -177,10 +178,13 @@ class BcpReader(ReaderBase):
         """Checks on the coordinator that all ranks read the same save, and decides whether they share the reading.
 
         Raises:
+            OutOfStepError: Ranks save meanwhile.
             CheckpointChangedError: A newer commit came while the ranks opened the checkpoint.
             ConfigError: Ranks were given different paths, or do not see the same files there.
         """
         self._phases.trace.mark("heard_ns")
+        savers = {rank: "save" for rank, plan in enumerate(plans) if isinstance(plan, SavePlan)}
+        check_same_kind("load", str(self.path), savers)
         said = [plan.storage_data if isinstance(plan.storage_data, ReadPreferences) else None for plan in plans]
         self._saves_seen.refuse_others(str(self.path), said, self._number)
         intents = [of_rank for of_rank in said if of_rank is not None]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from bytecheckpoint.distributed.call_order import CallOrder, check_in_step, in_turn
+from bytecheckpoint.distributed.call_order import CallOrder, check_in_step, check_same_kind, in_turn
 from bytecheckpoint.distributed.collectives import all_gather, all_reduce_max
 from bytecheckpoint.distributed.groups import between_ranks, calling
 from bytecheckpoint.distributed.parcel import Parcel
@@ -80,11 +80,14 @@ def agree(
     texts = {name: repr(value) for name, value in arguments.items()}
     call = 0 if turn is None else turn.number
     with in_turn(turn, what, path):
-        if _is_same(group, what, path, repr((texts, call)), failure is not None):
+        if _is_same(group, what, path, repr((what, texts, call)), failure is not None):
             return
-        answers = gathered(group, what, path, (None if failure is None else Parcel(failure), texts, call))
-        check_in_step(what, path, {rank: of_rank for rank, (_, _, of_rank) in enumerate(answers)})
-    for rank, (of_rank, _, _) in enumerate(answers):
+        answers = gathered(group, what, path, (None if failure is None else Parcel(failure), texts, call, what))
+        check_same_kind(what, path, {rank: other for rank, (_, _, _, other) in enumerate(answers) if other != what})
+        check_in_step(what, path, {rank: of_rank for rank, (_, _, of_rank, _) in enumerate(answers)})
+        odd = [rank for rank, (_, others, _, _) in enumerate(answers) if others.keys() != texts.keys()]
+        check_same_kind(what, path, dict.fromkeys(odd, f"another {what}"))
+    for rank, (of_rank, _, _, _) in enumerate(answers):
         if of_rank is None:
             continue
         if failure is not None and rank == group.rank():
@@ -92,7 +95,7 @@ def agree(
         of_rank.add_note(f"raised on rank {rank}")
         raise of_rank from failure
     first = answers[0][1]
-    for rank, (_, others, _) in enumerate(answers):
+    for rank, (_, others, _, _) in enumerate(answers):
         for name in first:
             if others[name] != first[name]:
                 raise error(

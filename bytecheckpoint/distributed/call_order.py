@@ -24,6 +24,7 @@ from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 __all__ = [
     "CallOrder",
     "check_in_step",
+    "check_same_kind",
     "draw_turn",
     "in_turn",
     "next_turn",
@@ -62,7 +63,7 @@ class CallOrder:
         failures = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
         for failure, _ in failures:
             if isinstance(failure, OutOfStepError):
-                self._count.skipped = max(self._count.skipped, *failure.calls.values())
+                self._count.skipped = max([self._count.skipped, *failure.calls.values()])
 
     def check(self, what: str, path: str) -> None:
         """Checks that this call is not to be skipped. Call it before the first exchange between ranks.
@@ -150,6 +151,27 @@ def number_of_turn() -> int:
     """Returns the number of the call whose ``in_turn`` block this thread is in; 0 if calls are not counted."""
     turn: CallOrder | None = getattr(_of_thread, "turn", None)
     return 0 if turn is None else turn.number
+
+
+def check_same_kind(what: str, path: str, others: Mapping[int, str]) -> None:
+    """Checks that all ranks are in a call of one kind.
+
+    Args:
+        what: What is being done on this rank.
+        path: Path of it, for the error; "" if it is not known.
+        others: What the ranks do that do something else.
+
+    Raises:
+        OutOfStepError: There are some.
+    """
+    if others:
+        texts = ", ".join(f"rank {rank} is in {other}" for rank, other in sorted(others.items())[:8])
+        where = f"{what}({path})" if path else what
+        raise OutOfStepError(
+            f"{where}: the ranks are in different calls ({texts}): all ranks must make the same calls in the same "
+            "order, and one may have skipped a call. Nothing is saved or loaded",
+            path=path,
+        )
 
 
 def check_in_step(what: str, path: str, calls: Mapping[int, int]) -> None:

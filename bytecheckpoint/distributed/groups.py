@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from bytecheckpoint.distributed.links import connect_star
 from bytecheckpoint.distributed.liveness import LivenessMonitor
 from bytecheckpoint.distributed.liveness_frames import LossReason
 from bytecheckpoint.distributed.meeting import Meeting
+from bytecheckpoint.distributed.mixed_calls import CallKind
 from bytecheckpoint.distributed.sent_data import SentData, own_sockets, plain_address
 from bytecheckpoint.errors import CheckpointError, ConfigError, OutOfStepError
 from bytecheckpoint.probes.of_torch import GROUPS
@@ -37,6 +38,7 @@ __all__ = [
     "between_ranks",
     "calling",
     "destroy_own_groups",
+    "exchanging",
     "group_of_save",
     "keep_watching",
     "monitor_of",
@@ -332,14 +334,22 @@ def _made_beside(
         raise monitor.error(*call, lost)
 
 
+def exchanging(group: dist.ProcessGroup | None, kind: CallKind) -> AbstractContextManager[None]:
+    """Returns a ``with`` block, within one of ``calling``, in which a call of that kind exchanges."""
+    monitor = monitor_of(group)
+    return nullcontext() if monitor is None else monitor.in_call(kind)
+
+
 @contextmanager
-def calling(group: dist.ProcessGroup | None, what: str, path: str) -> Iterator[None]:
-    """Marks a ``with`` block that calls DCP with the ranks of ``group``: if one is lost, all raise a RankLostError."""
+def calling(
+    group: dist.ProcessGroup | None, what: str, path: str, kind: CallKind = CallKind.AGREEMENT
+) -> Iterator[None]:
+    """Marks a ``with`` block of exchanges with the ranks of ``group``: if one is lost, all raise a RankLostError."""
     monitor = monitor_of(group)
     if monitor is None:
         yield
         return
-    with monitor.in_call():
+    with monitor.in_call(kind):
         if monitor.is_lost:
             raise monitor.error(what, path)
         try:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import torch.distributed as dist
 
 from bytecheckpoint.calls.call import Call, Doing
-from bytecheckpoint.compat.private_names import close_connections, is_registered
+from bytecheckpoint.compat.private_names import is_registered
 from bytecheckpoint.distributed.liveness_frames import (
     FRAME,
     NO_ID,
@@ -34,6 +34,7 @@ from bytecheckpoint.distributed.liveness_frames import (
     doing_to_bytes,
     in_words,
 )
+from bytecheckpoint.distributed.mixed_calls import CallKind, CallKinds
 from bytecheckpoint.distributed.monitors_here import note
 from bytecheckpoint.distributed.sent_data import SentData, address_of_bytes, address_to_bytes
 from bytecheckpoint.distributed.waits import allow_leaving, leave_waits
@@ -99,7 +100,7 @@ class LivenessMonitor:
         self._has_told_peers = False
         self._failed_at = -math.inf  # when the last failed call of this rank ended
         self._frames: list[bytes] = []  # frames to send
-        self._num_calls = 0
+        self._kinds = CallKinds()
         self._num_kept = 0
         self._calls: list[tuple[Call, OnLoss | None]] = []
         self._holder: tuple[int, bytes] | None = None
@@ -119,10 +120,9 @@ class LivenessMonitor:
     # Called by the threads that use the group.
 
     @contextmanager
-    def in_call(self) -> Iterator[None]:
+    def in_call(self, kind: CallKind = CallKind.UNKNOWN) -> Iterator[None]:
         """Marks a ``with`` block in which this rank is in a call, and may wait for others."""
-        with self._lock:
-            self._num_calls += 1
+        self._kinds.begin(kind)
         self._ring()
         try:
             yield
@@ -132,8 +132,7 @@ class LivenessMonitor:
                 self._has_told_peers = bool(self._lost)
             raise
         finally:
-            with self._lock:
-                self._num_calls -= 1
+            self._kinds.end()
             self._ring()
 
     def note_call(self, call: Call, on_loss: OnLoss | None = None) -> None:
@@ -258,9 +257,9 @@ class LivenessMonitor:
         with contextlib.suppress(OSError):  # the pipe is full, so the thread will wake up, or the thread has ended
             self._wakeup_writer.send(b"!")
 
-    def _send_to_all(self, kind: Kind, flag: int, rank: int, save_id: bytes = NO_ID) -> None:
+    def _send_to_all(self, kind: Kind, flag: int, rank: int, save_id: bytes = NO_ID, number: int = 0) -> None:
         with self._lock:
-            self._frames.append(FRAME.pack(kind, flag, rank, save_id))
+            self._frames.append(FRAME.pack(kind, flag, number, rank, save_id))
         self._ring()
 
     def _lose(self, rank: int, reason: LossReason, towards: bytes = NO_ID) -> None:
@@ -329,7 +328,7 @@ class LivenessMonitor:
 
     def _is_in_call_here(self) -> bool:
         with self._lock:
-            return self._num_calls > 0 or any(call.is_running() for call, _ in self._calls)
+            return bool(self._kinds) or any(call.is_running() for call, _ in self._calls)
 
     def _is_in_call(self) -> bool:
         """Whether this rank is in a call; on rank 0, whether any rank is."""
@@ -338,7 +337,9 @@ class LivenessMonitor:
     def _say_alive(self, in_call: bool) -> None:
         with self._lock:
             known = [of_call for call, _ in self._calls if (of_call := call.doing()) is not None]
-        self._send_to_all(Kind.BEAT, in_call, self._rank, doing_to_bytes(known[-1]) if known else NO_ID)
+        kind, number = self._kinds.said
+        doing = doing_to_bytes(known[-1]) if known else NO_ID
+        self._send_to_all(Kind.BEAT, max(in_call, kind), self._rank, doing, number)
 
     def _send_frames(self) -> None:
         with self._lock:
@@ -367,16 +368,16 @@ class LivenessMonitor:
                 if not link.is_leaving and not self._is_closing:
                     self._lose(link.peer, LossReason.DIED)
                 return False
-            link.last_heard_s = time.monotonic()
-            link.received += piece
-            while len(link.received) >= FRAME.size:
-                frame, link.received = link.received[: FRAME.size], link.received[FRAME.size :]
+            for frame in link.hear(piece, time.monotonic()):
                 self._take_note(link, frame)
 
     def _take_note(self, link: Link, frame: bytes) -> None:
-        kind, flag, rank, save_id = FRAME.unpack(frame)
+        kind, flag, number, rank, save_id = FRAME.unpack(frame)
         if kind == Kind.BEAT:
             link.is_in_call, link.doing = bool(flag), save_id
+            mixed = self._kinds.hear(rank, flag, number, self.stall_timeout_s) if self._rank == 0 else None
+            if mixed is not None and not self._lost:
+                self._lose(rank, mixed)
         elif kind == Kind.FAREWELL:
             link.is_leaving = True
         elif kind == Kind.LOST:
@@ -402,7 +403,7 @@ class LivenessMonitor:
             mine = least if self._rank == 0 else self._stall_timeouts_s[self._rank]
             if mine != self._said_stall_timeout_s:
                 self._said_stall_timeout_s = mine
-                self._frames.append(FRAME.pack(Kind.STALLS, 0, self._rank, SECONDS.pack(mine)))
+                self._frames.append(FRAME.pack(Kind.STALLS, 0, 0, self._rank, SECONDS.pack(mine)))
         self._ring()
 
     def _judge(self, now: float, in_call: bool) -> None:
@@ -431,7 +432,7 @@ class LivenessMonitor:
         with self._lock:
             (self._silent.add if is_silent else self._silent.discard)(rank)
             if self._rank == 0:
-                self._frames.append(FRAME.pack(Kind.SILENT, is_silent, rank, NO_ID))
+                self._frames.append(FRAME.pack(Kind.SILENT, is_silent, 0, rank, NO_ID))
 
     def _end_waits(self) -> None:
         """Ends the waits of this rank. Called once a rank is lost and the others have been told."""
@@ -444,7 +445,4 @@ class LivenessMonitor:
         if self._is_lost.is_set():
             return
         self._is_lost.set()
-        group = self._group()
-        if group is not None:
-            close_connections(group)
-            leave_waits(group)
+        leave_waits(self._group())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bytecheckpoint.calls.call import Doing
@@ -15,8 +15,9 @@ from bytecheckpoint.runtime.place import Place
 
 __all__ = ["FRAME", "NO_ID", "SECONDS", "Kind", "Link", "LossReason", "doing_to_bytes", "in_words"]
 
-# Kind; whether somebody is in a call, or what became of a rank; the rank that the frame is about; a save id.
-FRAME = struct.Struct("<BBxxI16s")
+# Kind; in which kind of call a rank is, or what became of it; number of that call; the rank that the frame is about; a
+# save id.
+FRAME = struct.Struct("<BBHI16s")
 NO_ID = b"\0" * 16
 SECONDS = struct.Struct("<d8x")
 _DOING = struct.Struct("<12sI")  # in place of the id of a sign of life: the phase of a call, and its seconds so far
@@ -42,8 +43,12 @@ class LossReason(enum.IntEnum):
     ENDED = 4
     NO_DATA = 5  # its data do not reach the ranks at an address, which comes in place of the id
     CUT_OFF = 6  # its connection to the ranks at such an address has ended
+    IN_SAVE = 7  # while rank 0 is in another kind of call
+    IN_LOAD = 8
+    IN_OTHER = 9
 
 
+_SAME_CALLS = ": all ranks must make the same calls in the same order, and one may have skipped a call"
 _WORDS = {
     LossReason.DIED: "died: its connection has ended",
     LossReason.STOPPED: "stopped: nothing was heard from it for more than {:g} s",
@@ -52,6 +57,9 @@ _WORDS = {
     LossReason.NO_DATA: "sends data to {1} that have not moved for more than {0:g} s, while signs of life pass: look "
     "for a smaller MTU on the way, and for a firewall that drops large packets",
     LossReason.CUT_OFF: "has lost its connection to {1}",
+    LossReason.IN_SAVE: "waits in a save, and rank 0 in another call" + _SAME_CALLS,
+    LossReason.IN_LOAD: "waits in a load, and rank 0 in another call" + _SAME_CALLS,
+    LossReason.IN_OTHER: "waits in another call than rank 0" + _SAME_CALLS,
 }
 
 
@@ -95,6 +103,14 @@ class Link:
     doing: bytes = NO_ID
     received: bytes = b""
     unsent: bytearray = field(default_factory=bytearray)
+
+    def hear(self, piece: bytes, now: float) -> Iterator[bytes]:
+        """Takes bytes from the peer, and yields the frames that are whole by then."""
+        self.last_heard_s = now
+        self.received += piece
+        while len(self.received) >= FRAME.size:
+            frame, self.received = self.received[: FRAME.size], self.received[FRAME.size :]
+            yield frame
 
     def doing_by(self, now: float) -> Doing | None:
         """Returns what the peer is doing ``now``, as it said last; None if it did not say."""

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import torch.distributed as dist
 
+from bytecheckpoint.compat.private_names import close_connections
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import HomeProcess
 
@@ -73,8 +74,11 @@ def allow_leaving(group: dist.ProcessGroup) -> None:
         _endings[group] = _Ending()
 
 
-def leave_waits(group: dist.ProcessGroup) -> None:
-    """Ends what still waits on ``group``, with a RuntimeError. Called when this rank has closed its connections."""
+def leave_waits(group: dist.ProcessGroup | None) -> None:
+    """Closes the connections of a group, if it is still there, and ends what waits on it, with a RuntimeError."""
+    if group is None:
+        return
+    close_connections(group)
     ending = _ending_of(group)
     if ending is not None:
         ending.end()

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 
+from bytecheckpoint.distributed.call_order import check_same_kind
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.planning.key_choice import refuse_unmatched
 from bytecheckpoint.tensors.equality import bits
@@ -45,9 +46,11 @@ def check_ranks(plans: Sequence[SavePlan]) -> None:
     """Compares the plans of all ranks.
 
     Raises:
+        OutOfStepError: Ranks load meanwhile.
         ConfigError: A pattern matches no key of any rank.
         InvalidPlanError: Copies of a box differ.
     """
+    check_same_kind("save", "", {rank: "load" for rank, plan in enumerate(plans) if isinstance(plan, LoadPlan)})
     refuse_unmatched([getattr(plan, "unmatched", ()) for plan in plans])
     first: dict[Box, tuple[int, int]] = {}  # checksum and rank
     for rank, plan in enumerate(plans):
