@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,7 +166,15 @@ def _append_object(job: _C.SaveJob, item: WriteItem, planner: SavePlanner, unsaf
 
 
 def _resolved_bytes(item: WriteItem, planner: SavePlanner) -> memoryview:
-    data = planner.resolve_data(item)
+    try:
+        data = planner.resolve_data(item)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        if "pickle" not in str(error):
+            raise  # of a planner's own
+        raise InvalidPlanError(
+            f"'{item.index.fqn}': the object cannot be pickled: {error}; leave it out of the state, or save what its "
+            "state_dict() returns"
+        ) from error
     if not isinstance(data, io.BytesIO):
         raise InvalidPlanError(
             f"'{item.index.fqn}': resolve_data of the planner must return a BytesIO, got a {type(data).__name__}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bytecheckpoint import BcpReader, BcpWriter, Config, async_save_state_dict, load_state_dict
-from bytecheckpoint.errors import UnsafeObjectError
+from bytecheckpoint import BcpReader, BcpWriter, Config, async_save_state_dict, load_state_dict, save_state_dict
+from bytecheckpoint.errors import SaveFailedError, UnsafeObjectError
 from bytecheckpoint.native import _C
 
 
@@ -150,3 +151,17 @@ def test_an_object_whose_parts_are_in_many_places_is_flattened_and_saved_as_it_i
             assert value[0] is value[1]
             value = value[0]
         assert value == bottom
+
+
+@pytest.mark.parametrize(
+    ("state", "key"),
+    [
+        ({"a": torch.ones(2), "lock": threading.Lock()}, "lock"),
+        ({"n": {"deep": [1, {"f": lambda: 1, "t": torch.ones(1)}]}}, "n.deep.1.f"),
+        ({"gen": (i for i in range(3))}, "gen"),
+    ],
+)
+def test_what_cannot_be_pickled_is_named_by_its_key(tmp_path: Path, state: dict[str, Any], key: str) -> None:
+    with pytest.raises(SaveFailedError, match=f"'{key}': the object cannot be pickled: .*leave it out of the state"):
+        save_state_dict(tmp_path / "step", state, no_dist=True)
+    assert not (tmp_path / "step").exists()
