@@ -15,6 +15,7 @@ from typing import Any
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.patterns import check_use, compiled, matches
 from bytecheckpoint.load_spec.rename import Rename
+from bytecheckpoint.load_spec.toml_text import assignment
 from bytecheckpoint.load_spec.transform import Transform
 from bytecheckpoint.load_spec.transforms import KINDS
 
@@ -186,6 +187,42 @@ class LoadSpec:
         except ConfigError as error:
             wrong = next((word for word in re.findall(r"'([^']+)'", str(error)) if word in text), "")
             raise ConfigError(f"spec {path}{_place(text, wrong)}: {error}") from None
+
+    def to_file(self, path: str | os.PathLike[str]) -> None:
+        """Writes a TOML file that ``from_file`` reads as an equal spec. A file that is there is replaced.
+
+        Raises:
+            ConfigError: The file cannot be written, or there is a transform of another program.
+        """
+        lines = [assignment(name, _plain(value)) for name, value in _changed_fields(self) if name != "transforms"]
+        names = {kind: name for name, kind in KINDS.items()}
+        for transform in self.transforms:
+            if type(transform) not in names:
+                raise ConfigError(f"spec {path}: {transform} is no transform of bytecheckpoint.transforms")
+            lines += ["", "[[transforms]]", assignment("kind", names[type(transform)])]
+            lines += [assignment(name, _plain(value)) for name, value in _changed_fields(transform)]
+        try:
+            Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        except (OSError, UnicodeEncodeError) as error:
+            raise ConfigError(f"spec {path}: {error}") from None
+
+
+def _changed_fields(value: Any) -> list[tuple[str, Any]]:
+    """Returns the fields that have another value than by default, with these values."""
+    found = []
+    for each in dataclasses.fields(value):
+        default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        if getattr(value, each.name) != default:
+            found.append((each.name, getattr(value, each.name)))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with the names of dtypes in the place of those of torch."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    is_dtype = type(value).__module__ == "torch" and type(value).__name__ == "dtype"
+    return str(value).removeprefix("torch.") if is_dtype else value
 
 
 def _transform(table: Mapping[str, Any]) -> Transform:

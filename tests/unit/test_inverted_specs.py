@@ -93,6 +93,24 @@ def test_a_rename_in_a_file(tmp_path: Path) -> None:
     assert LoadSpec.from_file(file).inverted() == LoadSpec(rename={"b": "a"})
 
 
+def test_a_file_that_was_written_says_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "spec.toml"
+    for number in range(20):
+        spec = draw_spec(random.Random(number)).spec
+        for each in (spec, LoadSpec(include=["a.*", 'q"\x7f\n\\'], exclude="b", strict=False, rename={"": "x"})):
+            each.to_file(file)
+            assert LoadSpec.from_file(file) == each
+    LoadSpec(cast={"*.bias": torch.float32}).to_file(file)
+    assert LoadSpec.from_file(file) == LoadSpec(cast={"*.bias": "float32"})
+
+    class Own(Transform):
+        pass
+
+    for wrong, path in ((LoadSpec(transforms=[Own()]), file), (LoadSpec(), tmp_path / "absent" / "spec.toml")):
+        with pytest.raises(ConfigError, match=r"spec\.toml"):
+            wrong.to_file(path)
+
+
 def test_names_between_transforms_are_in_the_report(tmp_path: Path) -> None:
     save_state_dict(tmp_path / "a", {"a": torch.ones(2, 3), "b": torch.ones(1), "n": 3}, no_dist=True)
     state = {"y": torch.zeros(3, 2), "z": torch.zeros(1), "m": 0}
