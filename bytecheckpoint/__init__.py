@@ -113,7 +113,7 @@ __all__ = sorted([*_HOMES, "__version__", "build_info"])
 # Public submodules. They are attributes of the package even if nobody has imported them.
 _MODULES = (
     *("checkpoint", "config", "dcp", "errors", "groups", "observability"),
-    *("registration", "report", "state_dicts", "transforms"),
+    *("model_specs", "registration", "report", "state_dicts", "transforms"),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bytecheckpoint.load_spec.dequantize import Dequantize, DequantizeMXFP4
 from bytecheckpoint.load_spec.quantized_model import dequantizing
+from bytecheckpoint.load_spec.rename import Rename
 from bytecheckpoint.load_spec.transform import Transform
 from bytecheckpoint.load_spec.transforms import (
     Concat,
@@ -22,6 +23,7 @@ __all__ = [
     "Dequantize",
     "DequantizeMXFP4",
     "Permute",
+    "Rename",
     "Reshape",
     "Slice",
     "Split",

@@ -48,6 +48,12 @@ def _conversion_options(function: _Function) -> _Function:
                 help="Dtype for floating-point tensors, such as bfloat16, or bf16.",
             ),
             click.option(
+                "--hf-config",
+                metavar="DIR",
+                type=click.Path(),
+                help="Folder of a model of Hugging Face, to copy config (with the new dtype) and tokenizer from.",
+            ),
+            click.option(
                 "--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Most bytes of one file."
             ),
             click.option(
@@ -87,11 +93,12 @@ def command(
 
     SOURCE is a checkpoint of bytecheckpoint or of stock DCP, however it is sharded, or safetensors. TARGET is a folder
     that does not exist yet; it appears when everything is written. With --to bcp it may be the URL of an object store.
-    Memory does not grow with the checkpoint.
+    Memory does not grow with the checkpoint. Hugging Face's from_pretrained reads a TARGET of safetensors that has its
+    config, which --hf-config copies from another folder of the same model.
 
     \b
     Example:
-      bcp convert run/step_100/model model-hf --dtype bfloat16 --verify
+      bcp convert run/step_100/model model-hf --hf-config Llama-3.2-1B --dtype bfloat16 --verify
       bcp convert ckpt model-hf --include model --rename model=
       bcp convert model-hf ckpt --to bcp
       bcp convert s3://bucket/model-hf s3://bucket/ckpt --to bcp
@@ -113,7 +120,7 @@ def extract(source: str, target: str, **options: Any) -> None:
 
     \b
     Example:
-      bcp extract run/global_step_100 model-hf --dtype bfloat16
+      bcp extract run/global_step_100 model-hf --hf-config Llama-3.2-1B --dtype bfloat16
     """
     from bytecheckpoint.convert.model_keys import model_of
 
@@ -164,6 +171,8 @@ def _convert(
         print_json({**dataclasses.asdict(report), "dry_run": dry_run})
     else:
         click.echo(one_line(("would write " if dry_run else "") + report.summary()))
+        for note in report.notes:
+            click.echo(f"note: {one_line(note)}")
 
 
 @contextmanager

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import click
@@ -13,6 +12,7 @@ from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import box_text, columns, counted, one_line, print_json, short_name
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents.contents import Chunk, Contents, Item, open_contents, place_text
+from bytecheckpoint.load_spec.patterns import matches
 from bytecheckpoint.native import _core
 
 __all__ = ["command"]
@@ -37,19 +37,19 @@ def command(
     """Lists tensors and objects: name, dtype, shape, bytes, number of shards.
 
     PATH is a checkpoint of bytecheckpoint or of stock DCP, or a step folder of bytecheckpoint.save, all parts of which
-    are listed. Only the metadata are read. A PATTERN such as 'model.*' must match the whole name. Ends with 1 if a
-    PATTERN matches nothing.
+    are listed. Only the metadata are read. A PATTERN means what it means in a LoadSpec and in bcp convert --include:
+    'model' takes all below model, 'layers.{i}.w' has one part of a name in braces, '*.bias' any text, and 're:...' is a
+    regular expression for whole names. Ends with 1 if a PATTERN matches nothing.
 
     \b
     Example:
-      bcp ls ckpt 'optim.*' --sort size
+      bcp ls ckpt optim --sort size
+      bcp ls ckpt 'model.layers.{i}.*.bias'
     """
     contents = open_contents(path, config=Config.from_env(), with_chunks=shards, kind=_core.Checkpoint)
     everything = list(contents.items)
-    items = [
-        item for item in everything if not patterns or any(fnmatchcase(item.name, pattern) for pattern in patterns)
-    ]
-    in_vain = [pattern for pattern in patterns if not any(fnmatchcase(item.name, pattern) for item in everything)]
+    items = [item for item in everything if not patterns or any(matches(pattern, item.name) for pattern in patterns)]
+    in_vain = [pattern for pattern in patterns if not any(matches(pattern, item.name) for item in everything)]
     if sort == "size":
         items.sort(key=lambda item: -item.num_bytes)
     if reverse:

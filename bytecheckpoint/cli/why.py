@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from bytecheckpoint.cli.text import box_text, counted, json_value, one_line, pri
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents.contents import Chunk, Contents, Item, Part, open_contents, place_text
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.load_spec.patterns import matches
 from bytecheckpoint.native import _core
 from bytecheckpoint.observability.journal import read_failures
 from bytecheckpoint.observability.page.untrusted import cleaned
@@ -48,11 +48,11 @@ def command(run: str, key: str | None, journal: str | None, as_json: bool) -> No
     Config(journal=...) named a folder, which is then passed as RUN.
 
     With KEY, RUN is a checkpoint, or a step folder of bytecheckpoint.save. KEY is a name as bcp ls shows it, or a
-    pattern such as 'model.*.bias' of whole names. Of each piece it prints: its box; file, offset and bytes; the blocks
-    of the file that it is in, and their CRC-32s; and the rank that wrote the file. Which other ranks held the same
-    piece is stored nowhere. Host, time and speed are from the journal in the checkpoint, .bcp/journal.jsonl, if there
-    is one. The metadata, and the checksums at the end of each file, are read, and no data. Ends with 2 if there is no
-    such key.
+    pattern, as bcp ls takes them: 'model.layers' takes all below it. Of each piece it prints: its box; file, offset and
+    bytes; the blocks of the file that it is in, and their CRC-32s; and the rank that wrote the file. Which other ranks
+    held the same piece is stored nowhere. Host, time and speed are from the journal in the checkpoint,
+    .bcp/journal.jsonl, if there is one. The metadata, and the checksums at the end of each file, are read, and no data.
+    Ends with 2 if there is no such key.
 
     \b
     Example:
@@ -101,7 +101,7 @@ def _asked(contents: Contents, key: str) -> list[tuple[Part, Item]]:
     for is_asked in (
         lambda item: item.name == key,
         lambda item: (item.component, item.name) == (component, within),
-        lambda item: fnmatchcase(item.name, key),
+        lambda item: matches(key, item.name),
     ):
         found = [(part, item) for part, item in every if is_asked(item)]
         if found:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from bytecheckpoint.config import Config
 from bytecheckpoint.convert.dcp_target import DcpTarget
 from bytecheckpoint.convert.destination import Conversion, Destination, bytes_of
+from bytecheckpoint.convert.hf_config import HfConfig, hf_config_of, missing_config
 from bytecheckpoint.convert.local_destination import LocalDestination
 from bytecheckpoint.convert.outputs import Outputs, outputs_of
 from bytecheckpoint.convert.placeholders import refuse_placeholders
@@ -53,6 +54,8 @@ class ConvertReport:
         num_cast: Number of tensors whose dtype was changed.
         num_values_cast: Number of their elements.
         num_resumed: Number of files that an earlier, interrupted conversion had finished.
+        config_files: Names of the files beside the weights: the config, and those of the tokenizer.
+        notes: What users are to know, one sentence each, such as what ``from_pretrained`` would miss.
         is_verified: Whether all files were read back and compared.
         seconds: Seconds that it took.
     """
@@ -67,6 +70,8 @@ class ConvertReport:
     num_cast: int = 0
     num_values_cast: int = 0
     num_resumed: int = 0
+    config_files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     is_verified: bool = False
     seconds: float = 0.0
 
@@ -81,6 +86,8 @@ class ConvertReport:
         notes += ["verified"] * self.is_verified
         files = f"{self.num_files} file{'s' if self.num_files > 1 else ''}"
         tensors = f"{self.num_tensors:,} tensor{'s' if self.num_tensors > 1 else ''}"
+        if self.config_files:
+            files += f", with {', '.join(self.config_files)}"
         if self.num_objects:
             tensors += f", {self.num_objects:,} object{'s' if self.num_objects > 1 else ''}"
         return (
@@ -96,6 +103,7 @@ def convert(
     to: Format = "safetensors",
     spec: LoadSpec | None = None,
     dtype: str | None = None,
+    hf_config: str | os.PathLike[str] | None = None,
     shard_size: int | str = "5GB",
     workers: int = 1,
     resume: bool = False,
@@ -115,13 +123,16 @@ def convert(
         source: A checkpoint of ours or of stock DCP, or safetensors; a path, or the URL of a store.
         target: Folder to make, or file for ``torch``. It must not exist; a folder may be empty. For ``bcp`` it may be
             the URL of a store, where there must be no checkpoint.
-        to: ``safetensors``: a folder that Hugging Face's ``from_pretrained`` reads. ``bcp``: a checkpoint of ours.
-            ``dcp``: a checkpoint as stock DCP writes it, without our checksums. ``torch``: one file that ``torch.load``
-            reads, with the state dict nested as it was saved.
+        to: ``safetensors``: a folder that Hugging Face's ``from_pretrained`` reads, with ``hf_config``. ``bcp``: a
+            checkpoint of ours. ``dcp``: a checkpoint as stock DCP writes it, without our checksums. ``torch``: one file
+            that ``torch.load`` reads, with the state dict nested as it was saved.
         spec: What to take of the source, under which names, in which form. ``cast`` by patterns gives what matches
             another dtype than ``dtype``; ``cast="any"`` and the like, and ``strict``, say nothing where no state is.
         dtype: Dtype to which floating-point tensors are converted: ``float32``, ``bfloat16``, ``float16`` or
             ``float64``. Floats of 8 bits and integers stay as they are.
+        hf_config: Local folder of a model of Hugging Face, of which config and tokenizer are copied into a target of
+            safetensors. The config gets the dtype of what is written, and loses ``quantization_config`` if no tensor is
+            quantized. No weights and no code are copied. ``resume`` takes another one, too.
         shard_size: Most bytes of one file, as a number or a text like ``5GB``. A larger tensor gets a file of its own
             in safetensors, and is cut along its first dim in checkpoints. A file of torch is always one.
         workers: Number of processes that write files at the same time.
@@ -158,9 +169,10 @@ def convert(
         casts = spec.cast if spec is not None and not isinstance(spec.cast, str) else None
         outputs = outputs_of(opened.wanted, dtype, casts)
         refuse_placeholders(outputs, job, opened)
-        made = _target_of(to, outputs, parsed_size(shard_size), workers * ranks.size, folder)
+        beside = _beside_of(to, hf_config, outputs, job)
+        made = _target_of(to, outputs, parsed_size(shard_size), workers * ranks.size, folder, beside)
         made.check(opened)
-        return opened, made, _report_of(str(place), str(folder), to, outputs, made)
+        return opened, made, _report_of(str(place), str(folder), to, outputs, made, beside)
 
     opened, made, report = ranks.together(prepared)
     if dry_run:
@@ -187,7 +199,15 @@ def _check_same_save(opened: Opened, first_id: str, source: str) -> None:
         )
 
 
-def _report_of(source: str, target: str, to: Format, outputs: Outputs, made: Target) -> ConvertReport:
+def _beside_of(to: Format, folder: str | os.PathLike[str] | None, outputs: Outputs, source: Source) -> HfConfig:
+    if folder is None:
+        return HfConfig({}, (missing_config(source.place),) if to == "safetensors" else ())
+    if to != "safetensors":
+        raise ConfigError(f"hf_config={os.fspath(folder)!r}: only for safetensors, not for to={to!r}")
+    return hf_config_of(folder, outputs)
+
+
+def _report_of(source: str, target: str, to: Format, outputs: Outputs, made: Target, beside: HfConfig) -> ConvertReport:
     return ConvertReport(
         source=source,
         target=target,
@@ -198,6 +218,8 @@ def _report_of(source: str, target: str, to: Format, outputs: Outputs, made: Tar
         num_bytes=bytes_of(made.pieces),
         num_cast=outputs.num_cast,
         num_values_cast=outputs.num_values_cast,
+        config_files=tuple(beside.files),
+        notes=beside.notes,
     )
 
 
@@ -221,9 +243,11 @@ def parsed_size(size: int | str) -> int:
     return int(number)
 
 
-def _target_of(to: Format, outputs: Outputs, most_bytes: int, workers: int, place: Path | str) -> Target:
+def _target_of(
+    to: Format, outputs: Outputs, most_bytes: int, workers: int, place: Path | str, beside: HfConfig
+) -> Target:
     if to == "safetensors":
-        return SafetensorsTarget(outputs, most_bytes)
+        return SafetensorsTarget(outputs, most_bytes, beside=beside.files)
     if to in ("bcp", "dcp"):
         most_bytes = min(most_bytes, max(1, math.ceil(outputs.num_bytes / workers)))
         return DcpTarget(outputs, most_bytes, is_plain=to == "dcp", url=place if isinstance(place, str) else None)

@@ -12,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from bytecheckpoint.convert.file_piece import write_file
+from bytecheckpoint.convert.hf_config import FILE_NAMES
 from bytecheckpoint.convert.outputs import Outputs, OutputTensor
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.errors import ConfigError, UnsupportedError
@@ -95,6 +96,7 @@ class SafetensorsTarget:
         most_bytes: The most bytes of elements in a file. A tensor that is larger gets a file of its own.
         aliases: Names of tensors that are left out because they are another one, each with the name of that one. They
             are noted as ``save_pretrained`` notes them.
+        beside: Small files that stand beside the weights, by name: those of ``HfConfig``.
 
     Raises:
         ConfigError: There is an object, or no tensor.
@@ -103,9 +105,16 @@ class SafetensorsTarget:
 
     is_file = False
 
-    def __init__(self, outputs: Outputs, most_bytes: int, aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        outputs: Outputs,
+        most_bytes: int,
+        aliases: Mapping[str, str] | None = None,
+        beside: Mapping[str, bytes] | None = None,
+    ) -> None:
         _check(outputs)
         aliases = aliases or {}
+        self._beside = beside or {}
         tensors = [each for each in outputs.tensors if each.name not in aliases]
         self.pieces = [_with_aliases(file, aliases) for file in _lay_out(tensors, most_bytes)]
 
@@ -118,6 +127,11 @@ class SafetensorsTarget:
 
     def finish(self, opened: Opened, folder: Path, target: Path, verify: bool) -> None:
         """See ``Target``. The index, without which several files are no model, comes last."""
+        for name in FILE_NAMES:
+            if name in self._beside:
+                write_small_file(folder / name, self._beside[name], sync_folder=False)
+            else:  # a conversion that was interrupted here may have had other ones
+                (folder / name).unlink(missing_ok=True)
         if len(self.pieces) > 1:
             write_small_file(folder / INDEX, _index_of(self.pieces), sync_folder=False)
 

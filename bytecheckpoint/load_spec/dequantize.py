@@ -73,6 +73,10 @@ class Dequantize(Transform):
         if num_left == len(found):
             raise KeyMismatchError(f"{self}: no key that fits '{self.source}' has scales in the checkpoint")
 
+    def inverted(self) -> Transform:
+        """See ``Transform``."""
+        raise ConfigError(f"{self}: it cannot be inverted: nothing here quantizes '{self.source}'")
+
     def _values(self, tensors: Tensors, codes: _core.ViewTensor, scales: _core.ViewTensor) -> _core.ViewTensor:
         shape, num_dims = codes.shape, len(codes.shape)
         is_packed = codes.dtype in _BYTES and scales.dtype in _EXPONENTS
@@ -145,6 +149,10 @@ class DequantizeMXFP4(Transform):
                     dims = [*range(len(outer))]
                     made = made.permute([*dims[:-2], dims[-1], dims[-2]])
                 tensors.give(_filled(self.to, values), made)
+
+    def inverted(self) -> Transform:
+        """See ``Transform``."""
+        raise ConfigError(f"{self}: it cannot be inverted: nothing here quantizes '{self.blocks}'")
 
 
 def _filled(template: str, values: dict[str, str]) -> str:

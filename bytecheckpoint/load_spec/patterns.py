@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from bytecheckpoint.errors import ConfigError
 
-__all__ = ["REGEX", "compiled", "filled", "matches", "renamed", "template_names", "whole_name"]
+__all__ = ["REGEX", "check_use", "compiled", "filled", "matches", "renamed", "template_names", "whole_name"]
 
 # A pattern that begins so is a regular expression, which must match a whole name.
 REGEX = "re:"
@@ -76,6 +76,24 @@ def _regex_of(pattern: str, star: str = ".*") -> str:
 def matches(pattern: str, name: str) -> bool:
     """Whether a pattern matches a name."""
     return compiled(pattern).fullmatch(name) is not None
+
+
+def check_use(field: str, patterns: Iterable[str], names: Sequence[str]) -> None:
+    """Refuses patterns that match nothing: they are typos more often than not.
+
+    Args:
+        field: What has the patterns, for messages.
+        patterns: The patterns.
+        names: The names that there are.
+
+    Raises:
+        ConfigError: A pattern matches none of them.
+    """
+    for pattern in patterns:
+        regex = compiled(pattern)
+        if not any(regex.fullmatch(each) for each in names):
+            some = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+            raise ConfigError(f"LoadSpec({field}=...): '{pattern}' matches no key; there are {some or 'none'}")
 
 
 def template_names(template: str) -> list[str]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.errors import ConfigError
-from bytecheckpoint.load_spec.patterns import REGEX, compiled, matches, renamed
+from bytecheckpoint.load_spec.patterns import check_use, compiled, matches
+from bytecheckpoint.load_spec.rename import Rename
+from bytecheckpoint.load_spec.toml_text import assignment
 from bytecheckpoint.load_spec.transform import Transform
 from bytecheckpoint.load_spec.transforms import KINDS
 
@@ -50,8 +52,8 @@ class LoadSpec:
         strict: ``True``: all keys that were chosen must be asked for, and all that are asked for must be there. With
             ``"checkpoint"`` only the first, with ``"model"`` only the second. With ``False`` what one side lacks is
             left out, and listed in the report.
-        transforms: ``Stack``, ``Unstack``, ``Concat``, ``Split``, ``Slice``, ``Transpose``, ``Permute``, ``Reshape`` of
-            ``bytecheckpoint.transforms``, carried out one after the other; also ``Dequantize`` and
+        transforms: ``Stack``, ``Unstack``, ``Concat``, ``Split``, ``Slice``, ``Transpose``, ``Permute``, ``Reshape``,
+            ``Rename`` of ``bytecheckpoint.transforms``, carried out one after the other; also ``Dequantize`` and
             ``DequantizeMXFP4``, which compute the elements.
         as_stored: Patterns of keys that are loaded as they are stored, whatever the state has there: in the place of a
             tensor of another shape or dtype, or of an object, comes a new tensor; in the place of a tensor an object.
@@ -77,19 +79,18 @@ class LoadSpec:
         for name in ("include", "exclude", "as_stored"):
             patterns = getattr(self, name)
             object.__setattr__(self, name, (patterns,) if isinstance(patterns, str) else tuple(patterns))
-        if isinstance(self.transforms, Transform):
-            object.__setattr__(self, "transforms", (self.transforms,))
+        transforms = (self.transforms,) if isinstance(self.transforms, Transform) else tuple(self.transforms)
+        object.__setattr__(self, "transforms", transforms)
         if isinstance(self.cast, str) and self.cast not in _CASTS:
             raise ConfigError(f"LoadSpec(cast={self.cast!r}): must be one of {', '.join(map(repr, _CASTS))}, or a dict")
         if self.strict not in _STRICT:
             raise ConfigError(f"LoadSpec(strict={self.strict!r}): must be True, False, 'checkpoint' or 'model'")
-        if not isinstance(self.rename, Mapping):
-            raise ConfigError(f"LoadSpec(rename={self.rename!r}): must be a dict of patterns and new names")
         for transform in self.transforms:
             if not isinstance(transform, Transform):
                 raise ConfigError(f"LoadSpec(transforms=...): {transform!r} is no transform")
         casts = self.cast if isinstance(self.cast, Mapping) else {}
-        for pattern in (*self.include, *self.exclude, *self.rename, *casts, *self.as_stored):
+        Rename(self.rename)
+        for pattern in (*self.include, *self.exclude, *casts, *self.as_stored):
             if not isinstance(pattern, str):
                 raise ConfigError(f"LoadSpec: {pattern!r} is no pattern: it must be a str")
             compiled(pattern)
@@ -119,8 +120,8 @@ class LoadSpec:
         Raises:
             ConfigError: A pattern matches none of them.
         """
-        self._check_use("include", self.include, names)
-        self._check_use("exclude", self.exclude, names)
+        check_use("include", self.include, names)
+        check_use("exclude", self.exclude, names)
         return [
             name
             for name in names
@@ -134,14 +135,7 @@ class LoadSpec:
         Raises:
             ConfigError: A rule matches none of them, or gives no name.
         """
-        self._check_use("rename", self.rename, names)
-        new: dict[str, str] = {}
-        for name in names:
-            made = (renamed(pattern, to, name) for pattern, to in self.rename.items())
-            new[name] = next((one for one in made if one is not None), name)
-            if not new[name]:
-                raise ConfigError(f"LoadSpec(rename=...): the new name of '{name}' is empty")
-        return new
+        return Rename(self.rename).new_names(names)
 
     def dtype_of(self, name: str) -> Any:
         """Returns the dtype that ``cast`` allows for a key; None if it names none."""
@@ -152,27 +146,27 @@ class LoadSpec:
     def inverted(self) -> LoadSpec:
         """Returns the spec that undoes renames and transforms, for a checkpoint that was saved under the new names.
 
-        ``include`` and ``exclude`` are left out: they are patterns of the names before.
+        ``include`` and ``exclude`` are left out: they are patterns of the names before. Of a spec with renames and
+        transforms, a transform ``Rename`` begins the way back. Inverted twice, a spec loads the same as before.
 
         Raises:
-            ConfigError: A rule is a regular expression or has ``*``, so that the name before is not known; or a
-                transform cannot be inverted.
+            ConfigError: The name before is not known, because a rule is a regular expression, has ``*``, or says less
+                than its pattern; or a transform cannot be inverted: ``Slice`` and those that dequantize, ``Concat``
+                without ``sizes``, ``Reshape`` without ``source_shape``. The message names the rule or the transform.
         """
-        rename = {}
-        for pattern, to in self.rename.items():
-            if pattern.startswith(REGEX) or re.search(r"[*?\[]", pattern):
-                raise ConfigError(
-                    f"LoadSpec(rename={{{pattern!r}: ...}}): only rules without wildcards can be inverted"
-                )
-            rename[to] = pattern
-        if rename and self.transforms:
-            raise ConfigError("LoadSpec: renames and transforms together cannot be inverted: invert each by itself")
+        transforms = [transform.inverted() for transform in reversed(self.transforms)]
+        if self.rename:
+            transforms.insert(0, Rename(self.rename).inverted())
+        rename: Mapping[str, str] = {}
+        if transforms and isinstance(last := transforms[-1], Rename):
+            rename = last.rules
+            transforms.pop()
         other_side: dict[bool | str, bool | str] = {"checkpoint": "model", "model": "checkpoint"}
         return LoadSpec(
             rename=rename,
             cast=self.cast if isinstance(self.cast, str) else "same",
             strict=other_side.get(self.strict, self.strict),
-            transforms=[transform.inverted() for transform in reversed(self.transforms)],
+            transforms=transforms,
         )
 
     @classmethod
@@ -206,13 +200,41 @@ class LoadSpec:
             wrong = next((word for word in re.findall(r"'([^']+)'", str(error)) if word in text), "")
             raise ConfigError(f"spec {path}{_place(text, wrong)}: {error}") from None
 
-    def _check_use(self, name: str, patterns: Sequence[str] | Mapping[str, str], names: Sequence[str]) -> None:
-        """Refuses patterns that match nothing: they are typos more often than not."""
-        for pattern in patterns:
-            regex = compiled(pattern)
-            if not any(regex.fullmatch(each) for each in names):
-                some = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
-                raise ConfigError(f"LoadSpec({name}=...): '{pattern}' matches no key; there are {some or 'none'}")
+    def to_file(self, path: str | os.PathLike[str]) -> None:
+        """Writes a TOML file that ``from_file`` reads as an equal spec. A file that is there is replaced.
+
+        Raises:
+            ConfigError: The file cannot be written, or there is a transform of another program.
+        """
+        lines = [assignment(name, _plain(value)) for name, value in _changed_fields(self) if name != "transforms"]
+        names = {kind: name for name, kind in KINDS.items()}
+        for transform in self.transforms:
+            if type(transform) not in names:
+                raise ConfigError(f"spec {path}: {transform} is no transform of bytecheckpoint.transforms")
+            lines += ["", "[[transforms]]", assignment("kind", names[type(transform)])]
+            lines += [assignment(name, _plain(value)) for name, value in _changed_fields(transform)]
+        try:
+            Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        except (OSError, UnicodeEncodeError) as error:
+            raise ConfigError(f"spec {path}: {error}") from None
+
+
+def _changed_fields(value: Any) -> list[tuple[str, Any]]:
+    """Returns the fields that have another value than by default, with these values."""
+    found = []
+    for each in dataclasses.fields(value):
+        default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        if getattr(value, each.name) != default:
+            found.append((each.name, getattr(value, each.name)))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with the names of dtypes in the place of those of torch."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    is_dtype = type(value).__module__ == "torch" and type(value).__name__ == "dtype"
+    return str(value).removeprefix("torch.") if is_dtype else value
 
 
 def _transform(table: Mapping[str, Any]) -> Transform:

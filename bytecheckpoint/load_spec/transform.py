@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from bytecheckpoint.errors import CheckpointError, ConfigError, KeyMismatchError
-from bytecheckpoint.load_spec.patterns import whole_name
+from bytecheckpoint.load_spec.patterns import REGEX, template_names, whole_name
 
 if TYPE_CHECKING:
     from bytecheckpoint.native import _core
@@ -29,6 +29,9 @@ class Tensors(Protocol):
 
     def give(self, name: str, tensor: _core.ViewTensor) -> None:
         """Gives a name to a tensor."""
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives new names to tensors and objects, all at once."""
 
     def cat(self, parts: Sequence[_core.ViewTensor], dim: int) -> _core.ViewTensor:
         """Joins tensors along a dim."""
@@ -65,6 +68,27 @@ class Transform:
             ConfigError: It cannot be undone, or not without knowing the shapes.
         """
         raise ConfigError(f"{self}: it cannot be inverted")
+
+    def check_way_back(self, names: Sequence[str], before: Sequence[str], number: str | None = None) -> None:
+        """Refuses to undo a transform whose new names do not say what the names before were.
+
+        Args:
+            names: Names that it gives.
+            before: Names of what it takes.
+            number: A placeholder that the way back counts, so that the new names need not have it.
+
+        Raises:
+            ConfigError: There are wildcards, or a placeholder that the new names lack.
+        """
+        for each in (*names, *before):
+            if each.startswith(REGEX) or any(wildcard in each for wildcard in "*?["):
+                raise ConfigError(f"{self}: it cannot be inverted: '{each}' has wildcards")
+        for name in names:
+            for lost in {each for source in before for each in template_names(source)} - {
+                *template_names(name),
+                number,
+            }:
+                raise ConfigError(f"{self}: it cannot be inverted: '{name}' does not say what {{{lost}}} was")
 
 
 def matching(transform: Transform, tensors: Tensors, template: str) -> dict[str, dict[str, str]]:

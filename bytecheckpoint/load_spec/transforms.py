@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from bytecheckpoint.errors import ConfigError, KeyMismatchError
 from bytecheckpoint.load_spec.dequantize import Dequantize, DequantizeMXFP4
 from bytecheckpoint.load_spec.patterns import filled, template_names
+from bytecheckpoint.load_spec.rename import Rename
 from bytecheckpoint.load_spec.transform import Naming, Tensors, Transform, matching
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class Stack(Transform):
 
     def inverted(self) -> Unstack:
         """See ``Transform``."""
+        self.check_way_back([self.to], [self.source], _number_placeholder(self, self.source, self.to))
         return Unstack(self.to, self.source, self.dim)
 
 
@@ -111,7 +114,12 @@ class Unstack(Transform):
 
     def inverted(self) -> Stack:
         """See ``Transform``."""
+        self.check_way_back([self.to], [self.source])
         return Stack(self.to, self.source, self.dim)
+
+
+# Sizes of parts that are equal, whatever they are.
+_ALIKE = "alike"
 
 
 @dataclass(frozen=True)
@@ -122,11 +130,20 @@ class Concat(Transform):
         sources: Names of the tensors, in their order; all have the same placeholders.
         to: Name of the new tensor.
         dim: The dim along which they are joined.
+        sizes: Size of each along ``dim``, or ``alike`` if all are equal: ``inverted`` needs them. Tensors of other
+            sizes are then refused. None: any.
     """
 
     sources: Sequence[str]
     to: str
     dim: int = 0
+    sizes: Sequence[int] | str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sizes, str) and self.sizes != _ALIKE:
+            raise ConfigError(f"{self}: sizes must be '{_ALIKE}', or a size for each tensor")
+        if self.sizes is not None and self.sizes != _ALIKE and len(self.sizes) != len(self.sources):
+            raise ConfigError(f"{self}: {len(self.sizes)} sizes for {len(self.sources)} tensors")
 
     def apply(self, tensors: Tensors) -> None:
         """See ``Transform``."""
@@ -140,7 +157,30 @@ class Concat(Transform):
             with Naming(self, name):
                 taken = {each: tensors.take(each) for each in dict.fromkeys(names)}  # one may be there twice
                 parts = [taken[each] for each in names]
-                tensors.give(filled(self.to, values), tensors.cat(parts, _as_dim(self.dim, len(parts[0].shape))))
+                dim = _as_dim(self.dim, len(parts[0].shape))
+                joined = tensors.cat(parts, dim)
+                self._check_sizes([each.shape[dim] for each in parts])
+                tensors.give(filled(self.to, values), joined)
+
+    def _check_sizes(self, sizes: Sequence[int]) -> None:
+        if self.sizes is None:
+            return
+        wanted = [sizes[0]] * len(sizes) if self.sizes == _ALIKE else [*self.sizes]
+        if [*sizes] != wanted:
+            raise ConfigError(f"sizes {[*sizes]} along dim {self.dim}, but sizes={self.sizes!r}")
+
+    def inverted(self) -> Split:
+        """See ``Transform``."""
+        if self.sizes is None:
+            raise ConfigError(
+                f"{self}: it cannot be inverted: nothing says how large each part of '{self.to}' is; pass "
+                "sizes=[...], or sizes='alike'"
+            )
+        if len({*self.sources}) != len(self.sources):
+            raise ConfigError(f"{self}: it cannot be inverted: one name stands twice in {[*self.sources]}")
+        self.check_way_back([self.to], self.sources)
+        sizes = None if isinstance(self.sizes, str) else self.sizes
+        return Split(self.to, self.sources, sizes, self.dim)
 
 
 @dataclass(frozen=True)
@@ -176,7 +216,8 @@ class Split(Transform):
 
     def inverted(self) -> Concat:
         """See ``Transform``."""
-        return Concat(self.to, self.source, self.dim)
+        self.check_way_back(self.to, [self.source])
+        return Concat(self.to, self.source, self.dim, _ALIKE if self.sizes is None else self.sizes)
 
 
 @dataclass(frozen=True)
@@ -201,6 +242,13 @@ class _OfOne(Transform):
     def _changed(self, tensor: _core.ViewTensor) -> _core.ViewTensor:
         raise NotImplementedError
 
+    def _way_back(self) -> tuple[str, str | None]:
+        """Returns ``source`` and ``to`` of the transform that undoes this one."""
+        if self.to is None:
+            return self.source, None
+        self.check_way_back([self.to], [self.source])
+        return self.to, self.source
+
 
 @dataclass(frozen=True)
 class Slice(_OfOne):
@@ -220,6 +268,10 @@ class Slice(_OfOne):
         dim = _as_dim(self.dim, len(tensor.shape))
         end = tensor.shape[dim] if self.end is None else self.end
         return tensor.narrow(dim, self.begin, end - self.begin)
+
+    def inverted(self) -> Transform:
+        """See ``Transform``."""
+        raise ConfigError(f"{self}: it cannot be inverted: what it leaves out of '{self.source}' is not known")
 
 
 @dataclass(frozen=True)
@@ -243,7 +295,7 @@ class Transpose(_OfOne):
 
     def inverted(self) -> Transpose:
         """See ``Transform``."""
-        return self if self.to is None else Transpose(self.to, self.source, self.dim0, self.dim1)
+        return Transpose(*self._way_back(), self.dim0, self.dim1)
 
 
 @dataclass(frozen=True)
@@ -261,8 +313,8 @@ class Permute(_OfOne):
 
     def inverted(self) -> Permute:
         """See ``Transform``."""
-        dims = [self.dims.index(dim) for dim in range(len(self.dims))]
-        return Permute(self.source, None, dims) if self.to is None else Permute(self.to, self.source, dims)
+        dims = [_as_dim(dim, len(self.dims)) for dim in self.dims]
+        return Permute(*self._way_back(), [dims.index(dim) for dim in range(len(dims))])
 
 
 @dataclass(frozen=True)
@@ -271,18 +323,31 @@ class Reshape(_OfOne):
 
     Args:
         shape: The new shape; one number may be -1.
+        source_shape: The shape before, of which one number may be -1: ``inverted`` needs it. A tensor of another shape
+            is then refused. None: any.
     """
 
     shape: Sequence[int] = ()
+    source_shape: Sequence[int] | None = None
 
     def _changed(self, tensor: _core.ViewTensor) -> _core.ViewTensor:
-        numel, known = 1, 1
-        for size in tensor.shape:
-            numel *= size
-        for size in self.shape:
-            known *= size if size != -1 else 1
-        shape = [size if size != -1 else numel // max(known, 1) for size in self.shape]
-        return tensor.reshape(shape)
+        if self.source_shape is not None and [*tensor.shape] != _known_shape(self.source_shape, tensor.shape):
+            raise ConfigError(f"it has shape {[*tensor.shape]}, but source_shape={[*self.source_shape]}")
+        return tensor.reshape(_known_shape(self.shape, tensor.shape))
+
+    def inverted(self) -> Reshape:
+        """See ``Transform``."""
+        if self.source_shape is None:
+            raise ConfigError(
+                f"{self}: it cannot be inverted: nothing says what shape '{self.source}' had; pass source_shape"
+            )
+        return Reshape(*self._way_back(), self.source_shape, self.shape)
+
+
+def _known_shape(shape: Sequence[int], of: Sequence[int]) -> list[int]:
+    """Returns a shape with as many elements as another one has, in the place of its -1."""
+    known = math.prod(size for size in shape if size != -1)
+    return [size if size != -1 else math.prod(of) // max(known, 1) for size in shape]
 
 
 KINDS: Mapping[str, type[Transform]] = {
@@ -290,6 +355,7 @@ KINDS: Mapping[str, type[Transform]] = {
     "dequantize": Dequantize,
     "dequantize_mxfp4": DequantizeMXFP4,
     "permute": Permute,
+    "rename": Rename,
     "reshape": Reshape,
     "slice": Slice,
     "split": Split,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from bytecheckpoint.errors import ConfigError, InvalidPlanError, KeyMismatchError, UnsupportedError
@@ -37,27 +37,28 @@ def view_of(checkpoint: Any, spec: LoadSpec, extension: Any) -> tuple[Any, dict[
     tensors = _Tensors(spec.chosen(checkpoint.names()), extension.ViewBuilder(checkpoint), extension)
     for transform in spec.transforms:
         transform.apply(tensors)
-    names = spec.renamed(tensors.names())
-    _refuse_collisions(names)
-    tensors.builder.keep([(names[name], name) for name, made in tensors.made.items() if made is None])
+    tensors.rename(spec.renamed(tensors.names()))
+    tensors.builder.keep([(name, made) for name, made in tensors.made.items() if isinstance(made, str)])
     for name, made in tensors.made.items():
-        if made is not None:
+        if not isinstance(made, str):
             try:
-                tensors.builder.add(names[name], made)
+                tensors.builder.add(name, made)
             except UnsupportedError as error:
                 raise ConfigError(str(error)) from None
-    return tensors.builder.finish(), {old: new for old, new in names.items() if old != new}
+    return tensors.builder.finish(), {old: new for new, old in tensors.first_names.items() if old != new}
 
 
 class _Tensors:
     """See ``transforms.Tensors``.
 
     Attributes:
-        made: Each name with its tensor; None for what is as it is stored.
+        made: Each name with its tensor; its name in the checkpoint for what is as it is stored.
+        first_names: For each name that a rename gave the one that the tensor had before all renames.
     """
 
     def __init__(self, names: Sequence[str], builder: _core.ViewBuilder, extension: Any) -> None:
-        self.made: dict[str, _core.ViewTensor | None] = dict.fromkeys(names)
+        self.made: dict[str, _core.ViewTensor | str] = {name: name for name in names}
+        self.first_names: dict[str, str] = {}
         self.builder = builder
         self._extension = extension
 
@@ -67,19 +68,25 @@ class _Tensors:
     def look(self, name: str) -> _core.ViewTensor:
         made = self.made[name]
         try:
-            return self.builder.tensor(name) if made is None else made
+            return self.builder.tensor(made) if isinstance(made, str) else made
         except InvalidPlanError as error:
             raise ConfigError(str(error)) from None
 
     def take(self, name: str) -> _core.ViewTensor:
         taken = self.look(name)
         del self.made[name]
+        self.first_names.pop(name, None)
         return taken
 
     def give(self, name: str, tensor: _core.ViewTensor) -> None:
         if name in self.made:
             raise KeyMismatchError(f"'{name}': two sources for one key: it is in the checkpoint already")
         self.made[name] = tensor
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        _refuse_collisions(names)
+        self.first_names = {names[name]: self.first_names.get(name, name) for name in self.made}
+        self.made = {names[name]: made for name, made in self.made.items()}
 
     def dequantize(
         self, codes: _core.ViewTensor, scales: _core.ViewTensor, block: Sequence[int], dtype: str, is_packed: bool
@@ -96,7 +103,7 @@ class _Tensors:
         return cast("_core.ViewTensor", self._extension.ViewBuilder.stack(parts, dim))
 
 
-def _refuse_collisions(names: dict[str, str]) -> None:
+def _refuse_collisions(names: Mapping[str, str]) -> None:
     """Refuses renames that give one name to two keys."""
     first: dict[str, str] = {}
     twice = []

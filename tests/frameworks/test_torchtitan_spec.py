@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from safetensors.torch import save_file
-from support.llama_rules import from_hugging_face
 from support.ranks import run_ranks
 from support.titan import Job, Layout, on_cpu, same
 
 import bytecheckpoint
-from bytecheckpoint import LoadSpec
+from bytecheckpoint import LoadSpec, model_specs
 from bytecheckpoint.errors import ConfigError, KeyMismatchError, ShapeMismatchError
 from frameworks.titan_marks import needs_trainer
 
@@ -54,14 +53,15 @@ def _hugging_face(folder: str) -> None:
     job.step()
     adapter = job.spec.state_dict_adapter(job.spec.model, None)
     whole = {name: value.contiguous() for name, value in adapter.to_hf(_whole_model(job)).items()}
-    rules = Path(folder, "rules.toml")
+    attention = job.spec.model.layers[0].attention
+    config = {"model_type": "llama", "hidden_size": job.spec.model.dim, "num_attention_heads": attention.n_heads}
+    rules = model_specs.llama({**config, "num_key_value_heads": attention.n_kv_heads})
     if dist.get_rank() == 0:
         Path(folder, "hf").mkdir()
         save_file(whole, Path(folder, "hf", "model.safetensors"))
-        rules.write_text(from_hugging_face(job.spec.model))
     dist.barrier()
     for layout, in_hf in ((Layout(), True), (Layout(tensor=2), False)):
-        given = {"initial_load_path": f"{folder}/hf", "initial_load_in_hf": in_hf, "initial_load_spec": str(rules)}
+        given = {"initial_load_path": f"{folder}/hf", "initial_load_in_hf": in_hf, "initial_load_spec": rules}
         other = Job(layout, seed=1)
         before = other.state()
         here = f"{folder}/{in_hf}"

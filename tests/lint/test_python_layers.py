@@ -19,7 +19,7 @@ PACKAGE = "bytecheckpoint"
 # that stand before it in its own. A module that stands in no folder is named itself.
 LAYERS = (
     ("what all need", ("errors", "listing", "native", "_reference_names")),
-    ("settings and reports", ("reference_variables", "config", "report", "load_spec", "transforms")),
+    ("settings and reports", ("reference_variables", "config", "report", "load_spec", "transforms", "model_specs")),
     ("processes, threads, and the calls that they are in", ("runtime", "calls")),
     ("torch: its tensors, and what we rely on", ("tensors", "probes", "compat")),
     ("places, what is in them, what is done with it", ("storage", "contents", "checkpoint")),

@@ -17,6 +17,7 @@ from bytecheckpoint.transforms import (
     Dequantize,
     DequantizeMXFP4,
     Permute,
+    Rename,
     Reshape,
     Slice,
     Split,
@@ -51,8 +52,9 @@ class Drawing:
 
 
 class _Drawer:
-    def __init__(self, draw: random.Random) -> None:
+    def __init__(self, draw: random.Random, is_invertible: bool) -> None:
         self.draw = draw
+        self.is_invertible = is_invertible
         self.stored: dict[str, torch.Tensor] = {}
         self.now: dict[str, torch.Tensor] = {}
         self.transforms: list[Transform] = []
@@ -100,10 +102,12 @@ class _Drawer:
         shape, dtype = self.shape(), self.draw.choice(_PLAIN)
         dim = self.draw.randrange(len(shape))
         names = [f"{key}.{part}" for part in "qkv"[: self.draw.randint(1, 3)]]
+        sizes = []
         for name in names:
             shape[dim] = self.draw.randint(1, 9)
+            sizes.append(shape[dim])
             self.plain(name, shape, dtype)
-        self.transforms.append(Concat(names, f"{key}.qkv", dim))
+        self.transforms.append(Concat(names, f"{key}.qkv", dim, sizes if self.is_invertible else None))
         self.now[f"{key}.qkv"] = torch.cat(self.take(*names), dim)
         return [f"{key}.qkv"]
 
@@ -159,10 +163,14 @@ class _Drawer:
         self.now[key] = made.transpose(-1, -2) if is_transposed and made.dim() > 1 else made
         return [key]
 
+    def rename(self, name: str) -> None:
+        self.transforms.append(Rename({name: f"renamed.{name}"}))
+        (self.now[f"renamed.{name}"],) = self.take(name)
+
     def change(self, name: str) -> None:
         """Draws a transform of one tensor."""
         value, draw = self.now[name], self.draw
-        kinds = ["transpose", "permute", "slice"]
+        kinds = ["transpose", "permute"] + ["slice"] * (not self.is_invertible)
         if not name.startswith("mxfp4"):  # pairs of codes cannot be cut apart, which any reshape may do
             kinds.append("reshape")
         kind = draw.choice(kinds)
@@ -187,33 +195,38 @@ class _Drawer:
                 shape.append(draw.choice([d for d in range(1, left + 1) if left % d == 0]))
                 left //= shape[-1]
             shape.append(left)
-            self.transforms.append(Reshape(name, shape=[*shape[:-1], -1]))
+            before = [*value.shape] if self.is_invertible else None
+            self.transforms.append(Reshape(name, shape=[*shape[:-1], -1], source_shape=before))
             self.now[name] = value.reshape(shape)
 
 
-def draw_spec(draw: random.Random) -> Drawing:
+def draw_spec(draw: random.Random, *, is_invertible: bool = False) -> Drawing:
     """Draws each kind of transform, in any order, others of what they make, and then renames and casts.
 
     Args:
         draw: Two calls with equal ones return the same.
+        is_invertible: Whether to draw only what can be inverted, and no casts.
     """
-    drawer = _Drawer(draw)
+    drawer = _Drawer(draw, is_invertible)
     kinds: list[Callable[[str], list[str]]] = [
         drawer.stack,
         drawer.unstack,
         drawer.concat,
         drawer.split,
         drawer.one,
-        drawer.dequantize,
-        drawer.mxfp4,
+        *([] if is_invertible else [drawer.dequantize, drawer.mxfp4]),
     ]
     for number, kind in enumerate(draw.sample(kinds, len(kinds))):
         for name in kind(f"{kind.__name__}{number}"):
             for _ in range(draw.randint(0, 2)):
                 drawer.change(name)
+            if draw.random() < 0.2:
+                drawer.rename(name)
     wanted = {f"net.{name}": value.contiguous() for name, value in drawer.now.items()}
     casts: dict[str, Any] = {
-        name: _CASTS[value.dtype] for name, value in wanted.items() if value.dtype in _CASTS and draw.random() < 0.3
+        name: _CASTS[value.dtype]
+        for name, value in wanted.items()
+        if value.dtype in _CASTS and draw.random() < 0.3 and not is_invertible
     }
     spec = LoadSpec(rename={"": "net"}, transforms=drawer.transforms)
     if casts:

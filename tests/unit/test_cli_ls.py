@@ -11,8 +11,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from support.cli_runs import HOSTILE, STOCK, as_json, run, save, stock
 
+import bytecheckpoint
 from bytecheckpoint import BcpWriter
 from bytecheckpoint.cli.text import one_line, safe_name
+from bytecheckpoint.load_spec.patterns import matches
 
 
 def test_tensors_and_objects(tmp_path: Path) -> None:
@@ -73,6 +75,36 @@ def test_patterns_and_order(tmp_path: Path) -> None:
     assert said.stderr.splitlines() == [f"bcp: no name in {path} matches '{name}'" for name in ("MODEL.*", "x\\n")]
     assert "step" in said.stdout
     assert as_json("ls", path, "MODEL.*", code=1)["items"] == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["model", "model.layers", "model.*", "*.bias", "layers", "model.layers.{i}", "model.{x}.0", "re:.*bias"],
+)
+def test_a_pattern_means_the_same_everywhere(tmp_path: Path, pattern: str) -> None:
+    """``ls``, ``why``, ``convert --include`` and ``read`` take the same keys."""
+    layers = {f"{number}": {"w": torch.ones(2), "bias": torch.zeros(1)} for number in range(2)}
+    path = save(tmp_path / "ckpt", {"model": {"layers": layers, "bias": torch.ones(1)}, "models": torch.ones(1)})
+    everything = [item["name"] for item in as_json("ls", path)["items"]]
+    wanted = {name for name in everything if matches(pattern, name)}
+    assert {item["name"] for item in as_json("ls", path, pattern, code=0 if wanted else 1)["items"]} == wanted
+    if not wanted:
+        assert run("why", path, pattern).exit_code == 2
+        assert run("convert", path, str(tmp_path / "hf"), "--include", pattern).exit_code == 2
+        return
+    assert {item["name"] for item in as_json("why", path, pattern)["items"]} == wanted
+    assert set(bytecheckpoint.read(path, include=pattern)) == wanted
+    as_json("convert", path, str(tmp_path / "hf"), "--include", pattern)
+    assert {item["name"] for item in as_json("ls", str(tmp_path / "hf"))["items"]} == wanted
+
+
+def test_what_is_no_pattern(tmp_path: Path) -> None:
+    path = save(tmp_path, {"odd{ name}": torch.ones(1)})
+    for arguments in (("ls", path, "a{ b}"), ("ls", path, "re:("), ("why", path, "a{ b}")):
+        result = run(*arguments)
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert "pattern" in result.stderr
+    assert as_json("why", path, "odd{ name}")["items"]  # a name goes first
 
 
 def test_checkpoints_of_others() -> None:
