@@ -72,7 +72,9 @@ def command(
             progress=tell,
         )
     # A file that was replaced has another inode: the old one was there while the new one was written.
-    files = {name: status.st_size for name, status in _files_in(folder).items() if not _is_same(status, before.get(name))}
+    files = {
+        name: status.st_size for name, status in _files_in(folder).items() if not _is_same(status, before.get(name))
+    }
     if as_json:
         print_json({"folder": folder, "files": files})
     else:
