@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
 from bytecheckpoint.storage.parts import REFERENCE, checkpoints_in, inspect_step
-from bytecheckpoint.storage.step_folder import step_paths
+from bytecheckpoint.storage.step_folder import step_paths, steps_there
 
 __all__ = ["explaining", "refuse_reference"]
 
@@ -74,7 +74,7 @@ def _joined(path: str | os.PathLike[str], name: str) -> str:
 
 
 def _steps_at(path: str | os.PathLike[str]) -> str:
-    steps = step_paths(path)
+    steps = steps_there(path)
     if not steps:
         return ""
     numbers = [str(step) for step, _ in steps]
