@@ -7,12 +7,15 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from bytecheckpoint.errors import ConfigError
-from bytecheckpoint.reference_variables import fields_of
+from bytecheckpoint.near_names import did_you_mean
+from bytecheckpoint.reference_variables import KNOWN, fields_of
 
 __all__ = ["Config"]
+
+T = TypeVar("T")
 
 _PREFIX = "BYTECHECKPOINT_"
 _MIB = 1 << 20
@@ -53,6 +56,22 @@ class StorageOptions(Mapping[str, Any]):
         return StorageOptions, ()
 
 
+def _naming_the_nearest(cls: type[T]) -> type[T]:
+    """Makes the error for an argument that the class does not have say which one is near."""
+    made: Any = cls.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **settings: Any) -> None:
+        for name in settings.keys() - cls.__annotations__.keys():
+            near = did_you_mean(name, cls.__annotations__)
+            raise TypeError(f"{cls.__name__}({name}=...): there is no such setting{near}")
+        made(self, *args, **settings)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+@_naming_the_nearest
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Settings of a writer or a reader.
@@ -197,8 +216,10 @@ class Config:
             if type(value) is not kind and not (kind is float and type(value) is int):
                 raise ConfigError(f"Config({name}={value!r}): must be of type {kind.__name__}")
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"Config({name}={getattr(self, name)!r}): must be one of {', '.join(choices)}")
+            if (value := getattr(self, name)) not in choices:
+                raise ConfigError(
+                    f"Config({name}={value!r}): must be one of {', '.join(choices)}{did_you_mean(value, choices)}"
+                )
         self._check("ring_bytes", 16 * _MIB, 256 * _MIB)
         self._check("io_threads", 1, 16)
         self._check("load_io_threads", 0, 16)
@@ -250,7 +271,10 @@ class Config:
             if not variable.startswith(_PREFIX) or variable in understood:
                 continue
             if variable not in fields:
-                raise ConfigError(f"{variable}: no such setting; known are {', '.join(sorted(fields))}")
+                known = sorted({*fields, *KNOWN})
+                raise ConfigError(
+                    f"{variable}: no such setting; known are {', '.join(known)}{did_you_mean(variable, known)}"
+                )
             values[fields[variable]] = _parse(variable, text, kinds[fields[variable]])
         return cls(**values)  # type: ignore[arg-type]
 

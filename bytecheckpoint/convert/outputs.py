@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.native import _core
+from bytecheckpoint.near_names import did_you_mean
 
 __all__ = ["OutputTensor", "Outputs", "outputs_of"]
 
@@ -79,7 +80,7 @@ def outputs_of(checkpoint: _core.Checkpoint, dtype: str | None) -> Outputs:
         ConfigError: ``dtype`` is none to which tensors are cast, or the checkpoint is empty.
     """
     if dtype is not None and dtype not in _FLOATS:
-        raise ConfigError(f"dtype {dtype!r}: must be one of {', '.join(_FLOATS)}")
+        raise ConfigError(f"dtype {dtype!r}: must be one of {', '.join(_FLOATS)}{did_you_mean(dtype, _FLOATS)}")
     tensors: list[OutputTensor] = []
     objects: dict[str, int] = {}
     opaque: dict[str, tuple[int, str]] = {}

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.patterns import REGEX, compiled, matches, renamed
 from bytecheckpoint.load_spec.transform import Transform
 from bytecheckpoint.load_spec.transforms import KINDS
+from bytecheckpoint.near_names import did_you_mean
 
 __all__ = ["LoadSpec"]
 
@@ -72,9 +74,13 @@ class LoadSpec:
         if isinstance(self.transforms, Transform):
             object.__setattr__(self, "transforms", (self.transforms,))
         if isinstance(self.cast, str) and self.cast not in _CASTS:
-            raise ConfigError(f"LoadSpec(cast={self.cast!r}): must be one of {', '.join(map(repr, _CASTS))}, or a dict")
+            raise ConfigError(
+                f"LoadSpec(cast={self.cast!r}): must be one of {', '.join(map(repr, _CASTS))}, or a dict"
+                f"{did_you_mean(self.cast, _CASTS)}"
+            )
         if self.strict not in _STRICT:
-            raise ConfigError(f"LoadSpec(strict={self.strict!r}): must be True, False, 'checkpoint' or 'model'")
+            near = did_you_mean(self.strict, ("checkpoint", "model"))
+            raise ConfigError(f"LoadSpec(strict={self.strict!r}): must be True, False, 'checkpoint' or 'model'{near}")
         if not isinstance(self.rename, Mapping):
             raise ConfigError(f"LoadSpec(rename={self.rename!r}): must be a dict of patterns and new names")
         for transform in self.transforms:
@@ -184,7 +190,10 @@ class LoadSpec:
         known = [each.name for each in dataclasses.fields(cls)]
         unknown = [name for name in fields if name not in known]
         if unknown:
-            raise ConfigError(f"spec {path}{_place(text, unknown[0])}: unknown key '{unknown[0]}'; known: {known}")
+            raise ConfigError(
+                f"spec {path}{_place(text, unknown[0])}: unknown key '{unknown[0]}'; known: {known}"
+                f"{did_you_mean(unknown[0], known)}"
+            )
         tables = fields.pop("transforms", [])
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise ConfigError(f"spec {path}{_place(text, 'transforms')}: each transform is a table [[transforms]]")
@@ -200,18 +209,29 @@ class LoadSpec:
             regex = compiled(pattern)
             if not any(regex.fullmatch(each) for each in names):
                 some = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
-                raise ConfigError(f"LoadSpec({name}=...): '{pattern}' matches no key; there are {some or 'none'}")
+                near = did_you_mean(pattern.removesuffix(".*"), _and_above(names))
+                raise ConfigError(f"LoadSpec({name}=...): '{pattern}' matches no key; there are {some or 'none'}{near}")
+
+
+def _and_above(names: Sequence[str]) -> Iterator[str]:
+    """Yields names, and the parts of them with which a pattern may end, such as ``model.layers``."""
+    for name in names:
+        yield name
+        yield from itertools.accumulate(name.split(".")[:-1], "{}.{}".format)
 
 
 def _transform(table: Mapping[str, Any]) -> Transform:
     fields = {_FIELD_NAMES.get(name, name): value for name, value in table.items()}
     kind = fields.pop("kind", None)
     if kind not in KINDS:
-        raise ConfigError(f"kind = '{kind}' of a transform: must be one of {', '.join(KINDS)}")
+        raise ConfigError(
+            f"kind = '{kind}' of a transform: must be one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"
+        )
     known = [each.name for each in dataclasses.fields(KINDS[kind])]  # type: ignore[arg-type]
     unknown = [name for name in fields if name not in known]
     if unknown:
-        raise ConfigError(f"'{unknown[0]}' is no argument of the transform {kind}; known: {', '.join(known)}")
+        near = did_you_mean(unknown[0], known)
+        raise ConfigError(f"'{unknown[0]}' is no argument of the transform {kind}; known: {', '.join(known)}{near}")
     try:
         return KINDS[kind](**fields)
     except TypeError as error:

@@ -27,6 +27,7 @@ from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bytecheckpoint.native import _core
+from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.reference_variables import merge_threads
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import description_in, parsed_user_metadata
@@ -97,7 +98,10 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
         UnsupportedError: A file of the wanted format cannot hold a tensor.
     """
     if framework not in FRAMEWORKS:
-        raise ConfigError(f"framework={framework!r}: must be one of {', '.join(map(repr, FRAMEWORKS))}")
+        raise ConfigError(
+            f"framework={framework!r}: must be one of {', '.join(map(repr, FRAMEWORKS))}"
+            f"{did_you_mean(framework, FRAMEWORKS)}"
+        )
     if model_only and optimizer_only:
         raise ConfigError("model_only and optimizer_only cannot both be True")
     if output_path is None and not return_dict:
