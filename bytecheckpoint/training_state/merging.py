@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.damaged_keys import naming_keys
 from bytecheckpoint.convert.conversion import parsed_size
 from bytecheckpoint.convert.nesting import nested, paths_of
 from bytecheckpoint.convert.outputs import Outputs, outputs_of
@@ -281,7 +282,7 @@ def _exchanged(value: Any, by_id: dict[int, Any]) -> Any:
 def _write_state(
     directory: _core.Directory, name: str, part: _Part, state: Any, tensors: Any, writing: _Writing
 ) -> None:
-    with replaced_by(directory, name, f".{name}.{os.getpid()}.tmp") as path:
+    with replaced_by(directory, name, f".{name}.{os.getpid()}.tmp") as path, naming_keys(part.opened.stored):
         export_state(str(path), state, tensors, part.source, part.opened, writing.tell)
     writing.end(part.num_bytes)
 
@@ -304,7 +305,8 @@ def _write_safetensors(
             # This path leads to the open folder, even if another has its name by then.
             inside = Path(f"/proc/self/fd/{aside.fileno()}")
             for piece in target.pieces:
-                piece.write(part.source, part.opened, inside, False, writing.tell)
+                with naming_keys(part.opened.stored):
+                    piece.write(part.source, part.opened, inside, False, writing.tell)
                 writing.end(piece.num_bytes)
             target.finish(part.opened, inside, folder, False)
             names = sorted(os.listdir(aside.fileno()), key=lambda name: name == INDEX)  # noqa: PTH208
