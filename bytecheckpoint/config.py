@@ -141,6 +141,9 @@ class Config:
         exit_timeout_s: Seconds for which the end of the process, or SIGTERM with ``handle_sigterm``, waits for a
             background save, 0 to 86400. A save that has not ended by then is abandoned. Python itself waits without
             limit for saves that plain ``dcp.async_save`` runs without ``register``.
+        failed_save_exit_code: Exit code of a process that ends by itself after a background save failed, or did not
+            end, and nobody looked at its future or called ``shutdown``, 1 to 255. 0 leaves the exit code as it is, and
+            only logs the failure. It counts for saves of our own entry points, and of ``register``.
         stall_timeout_s: Seconds without a sign of life after which ``save_state_dict``, ``async_save_state_dict`` and
             ``load_state_dict`` treat a rank that others wait for as lost, 1 to 86400. It applies to groups that these
             functions make. See ``new_group``. After the same time without progress, every save and load logs its phase
@@ -196,6 +199,7 @@ class Config:
     on_staging_busy: str = "wait"
     handle_sigterm: bool = False
     exit_timeout_s: float = 1800.0
+    failed_save_exit_code: int = 0
     stall_timeout_s: float = 60.0
     digest: bool = False
     trace: str = "summary"
@@ -235,6 +239,7 @@ class Config:
         self._check("staging_bytes", 0, float("inf"))
         self._check("staging_threads", 1, 64)
         self._check("exit_timeout_s", 0, 86400)
+        self._check("failed_save_exit_code", 0, 255)
         self._check("stall_timeout_s", 1, 86400)
         self._check("store_concurrency", 1, 16)
         self._check("slow_factor", 0.0, float("inf"))
