@@ -7,12 +7,15 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from bytecheckpoint.errors import ConfigError
-from bytecheckpoint.reference_variables import fields_of
+from bytecheckpoint.near_names import did_you_mean
+from bytecheckpoint.reference_variables import KNOWN, fields_of
 
 __all__ = ["Config"]
+
+T = TypeVar("T")
 
 _PREFIX = "BYTECHECKPOINT_"
 _MIB = 1 << 20
@@ -53,6 +56,22 @@ class StorageOptions(Mapping[str, Any]):
         return StorageOptions, ()
 
 
+def _naming_the_nearest(cls: type[T]) -> type[T]:
+    """Makes the error for an argument that the class does not have say which one is near."""
+    made: Any = cls.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **settings: Any) -> None:
+        for name in settings.keys() - cls.__annotations__.keys():
+            near = did_you_mean(name, cls.__annotations__)
+            raise TypeError(f"{cls.__name__}({name}=...): there is no such setting{near}")
+        made(self, *args, **settings)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+@_naming_the_nearest
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Settings of a writer or a reader.
@@ -122,6 +141,9 @@ class Config:
         exit_timeout_s: Seconds for which the end of the process, or SIGTERM with ``handle_sigterm``, waits for a
             background save, 0 to 86400. A save that has not ended by then is abandoned. Python itself waits without
             limit for saves that plain ``dcp.async_save`` runs without ``register``.
+        failed_save_exit_code: Exit code of a process that ends by itself after a background save failed, or did not
+            end, and nobody looked at its future or called ``shutdown``, 1 to 255. 0 leaves the exit code as it is, and
+            only logs the failure. It counts for saves of our own entry points, and of ``register``.
         stall_timeout_s: Seconds without a sign of life after which ``save_state_dict``, ``async_save_state_dict`` and
             ``load_state_dict`` treat a rank that others wait for as lost, 1 to 86400. It applies to groups that these
             functions make. See ``new_group``. After the same time without progress, every save and load logs its phase
@@ -177,6 +199,7 @@ class Config:
     on_staging_busy: str = "wait"
     handle_sigterm: bool = False
     exit_timeout_s: float = 1800.0
+    failed_save_exit_code: int = 0
     stall_timeout_s: float = 60.0
     digest: bool = False
     trace: str = "summary"
@@ -197,8 +220,10 @@ class Config:
             if type(value) is not kind and not (kind is float and type(value) is int):
                 raise ConfigError(f"Config({name}={value!r}): must be of type {kind.__name__}")
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"Config({name}={getattr(self, name)!r}): must be one of {', '.join(choices)}")
+            if (value := getattr(self, name)) not in choices:
+                raise ConfigError(
+                    f"Config({name}={value!r}): must be one of {', '.join(choices)}{did_you_mean(value, choices)}"
+                )
         self._check("ring_bytes", 16 * _MIB, 256 * _MIB)
         self._check("io_threads", 1, 16)
         self._check("load_io_threads", 0, 16)
@@ -214,6 +239,7 @@ class Config:
         self._check("staging_bytes", 0, float("inf"))
         self._check("staging_threads", 1, 64)
         self._check("exit_timeout_s", 0, 86400)
+        self._check("failed_save_exit_code", 0, 255)
         self._check("stall_timeout_s", 1, 86400)
         self._check("store_concurrency", 1, 16)
         self._check("slow_factor", 0.0, float("inf"))
@@ -250,7 +276,10 @@ class Config:
             if not variable.startswith(_PREFIX) or variable in understood:
                 continue
             if variable not in fields:
-                raise ConfigError(f"{variable}: no such setting; known are {', '.join(sorted(fields))}")
+                known = sorted({*fields, *KNOWN})
+                raise ConfigError(
+                    f"{variable}: no such setting; known are {', '.join(known)}{did_you_mean(variable, known)}"
+                )
             values[fields[variable]] = _parse(variable, text, kinds[fields[variable]])
         return cls(**values)  # type: ignore[arg-type]
 

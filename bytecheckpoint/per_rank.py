@@ -30,6 +30,7 @@ from bytecheckpoint.dcp.metadata import checkpoint_of
 from bytecheckpoint.errors import ConfigError, CorruptCheckpointError, InvalidPlanError, KeyMismatchError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.tensors.stored_tensors import StoredTensor
 
 __all__ = [
@@ -56,8 +57,12 @@ Policy = str | Mapping[str, str]
 def check_policy(policy: Policy, argument: str = "extra_state_policy") -> None:
     """Raises a ConfigError if ``policy``, which was passed as ``argument``, is not a valid policy."""
     names = policy.values() if isinstance(policy, Mapping) else [policy]
-    if any(name not in POLICIES for name in names):
-        raise ConfigError(f"{argument}={policy!r}: must be one of {', '.join(POLICIES)}, or a dict of these by key")
+    wrong = [name for name in names if name not in POLICIES]
+    if wrong:
+        raise ConfigError(
+            f"{argument}={policy!r}: must be one of {', '.join(POLICIES)}, or a dict of these by key"
+            f"{did_you_mean(wrong[0], POLICIES)}"
+        )
 
 
 def saved_values(

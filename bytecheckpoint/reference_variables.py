@@ -13,8 +13,9 @@ import os
 from collections.abc import Mapping
 
 from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.near_names import did_you_mean
 
-__all__ = ["LOGGING_LEVEL", "ROLE_SUFFIX", "fields_of", "merge_threads", "set_logging_level"]
+__all__ = ["KNOWN", "LOGGING_LEVEL", "ROLE_SUFFIX", "fields_of", "merge_threads", "set_logging_level"]
 
 _PREFIX = "BYTECHECKPOINT_"
 
@@ -48,6 +49,10 @@ _FIXED = {
 }
 
 
+# All that are understood.
+KNOWN = frozenset({*_NUMBERS, *_FIXED, *_READ_ELSEWHERE})
+
+
 def fields_of(environ: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str]]:
     """Returns the fields of ``Config`` that the reference's variables set, and the variables that it understood.
 
@@ -66,8 +71,7 @@ def fields_of(environ: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str
     if LOGGING_LEVEL in environ:
         _level(environ[LOGGING_LEVEL])
     merge_threads(environ)
-    known = {*_NUMBERS, *_FIXED, *_READ_ELSEWHERE}
-    return texts, frozenset(variable for variable in environ if variable in known)
+    return texts, frozenset(variable for variable in environ if variable in KNOWN)
 
 
 def set_logging_level(environ: Mapping[str, str] | None = None) -> None:
@@ -120,5 +124,7 @@ def _level(text: str) -> int:
     if name.isdecimal():
         return int(name)
     if name not in levels:
-        raise ConfigError(f"{LOGGING_LEVEL}={text!r}: must be one of {', '.join(levels)}, or a number")
+        raise ConfigError(
+            f"{LOGGING_LEVEL}={text!r}: must be one of {', '.join(levels)}, or a number{did_you_mean(name, levels)}"
+        )
     return levels[name]

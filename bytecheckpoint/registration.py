@@ -396,7 +396,7 @@ def _filling(
             path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
             give_up = storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing
             # The end of the process would wait without limit for the threads of DCP's own executor.
-            self._executor = SaveExecutor(path, staged, give_up, settings.exit_timeout_s)
+            self._executor = SaveExecutor(path, staged, give_up, settings)
             try:
                 if settings.handle_sigterm:
                     _background.handle_sigterm(settings.exit_timeout_s)

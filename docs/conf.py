@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE / "extensions")]  # the package of this checkout, whatever is installed
+sys.path.insert(0, str(HERE.parent))  # the package of this checkout, whatever is installed
 
 import bytecheckpoint  # noqa: E402
 
@@ -15,7 +15,6 @@ project_copyright = author
 release = version = bytecheckpoint.__version__
 
 extensions = [
-    "config_table",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint.checkpoint.canonical import canonical_record
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.damaged_keys import naming_keys
 from bytecheckpoint.contents.opening import open_checkpoint
 from bytecheckpoint.contents.wrong_path import explaining
 from bytecheckpoint.errors import InvalidPlanError, UnsupportedError
@@ -158,12 +159,13 @@ def digest_of(
             progress(done, total)
 
     tell(0)
-    digests = dict(_of_tensors(reader, tensors, tell))
-    as_stored = []
-    for name, value, is_canonical in _of_objects(reader, objects, tell):
-        digests[name] = value
-        if not is_canonical:
-            as_stored.append(name)
+    with naming_keys(checkpoint):
+        digests = dict(_of_tensors(reader, tensors, tell))
+        as_stored = []
+        for name, value, is_canonical in _of_objects(reader, objects, tell):
+            digests[name] = value
+            if not is_canonical:
+                as_stored.append(name)
     digests = {name: digests[name] for name in sorted(digests, key=_encoded)}
     keys = {name: value.hex() for name, value in digests.items()}
     stored, of_keys = _stored_in(checkpoint, directory) or (None, keys)

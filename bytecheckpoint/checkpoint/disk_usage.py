@@ -150,6 +150,8 @@ def disk_usage(
     config = config or Config.from_env()
     place = known(location_to_read(path), config)
     steps = _steps_in(place, pattern)
+    listed = _steps_of_listing(place, steps) if steps and folder_at(place).lists_deep else {}
+    steps = [step for step in steps if not listed or listed[step[1]]]  # a store lists what a removal left a mark of
     if not steps:
         files = _files_there(place)
         found = usage_of(place, None, files, depth=depth, config=config)
@@ -158,7 +160,6 @@ def disk_usage(
                 _core.Checkpoint.open(str(place))
             raise CheckpointNotFoundError(f"open({place}): there is nothing of a checkpoint", str(place))
         return DiskUsage(path=str(place), is_run=False, checkpoints=[found])
-    listed = _steps_of_listing(place, steps) if folder_at(place).lists_deep else {}
 
     def look(step: tuple[int, str]) -> CheckpointUsage:
         where = as_place(step[1])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import signal
 import sys
 import warnings
@@ -16,6 +15,7 @@ from bytecheckpoint import __version__
 from bytecheckpoint.cli.options import Failure
 from bytecheckpoint.cli.text import one_line
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.near_names import did_you_mean
 
 __all__ = ["bcp", "run"]
 
@@ -57,9 +57,9 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        near = difflib.get_close_matches(args[0], _COMMANDS, 1) if args[0] not in _COMMANDS else []
+        near = did_you_mean(args[0], _COMMANDS) if args[0] not in _COMMANDS else ""
         if near and not args[0].startswith("-"):
-            ctx.fail(f"No such command '{args[0]}'; did you mean '{near[0]}'")
+            ctx.fail(f"No such command '{args[0]}'{near}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -69,7 +69,8 @@ class _Commands(click.Group):
                 return super().invoke(ctx)
         except click.UsageError as error:
             where = error.ctx.command_path if error.ctx is not None else "bcp"
-            raise Failure(f"{error.format_message().removesuffix('.')}. See {where} --help") from None
+            said = error.format_message()
+            raise Failure(f"{said}{'' if said.endswith(('.', '?')) else '.'} See {where} --help") from None
         except KeyboardInterrupt:
             raise _Interrupted("interrupted") from None
         except ImportError as error:

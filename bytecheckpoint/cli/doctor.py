@@ -16,11 +16,11 @@ import click
 import bytecheckpoint
 from bytecheckpoint.cli.options import checked_path, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
-from bytecheckpoint.native import extension
+from bytecheckpoint.native import REBUILD, extension, torch_mismatch
 from bytecheckpoint.probes.of_olmo import OLMO_FEATURES
 from bytecheckpoint.probes.of_torch import TORCH_FEATURES
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_FEATURES
-from bytecheckpoint.probes.probe import TESTED, Feature, installed, is_newer_than_tested
+from bytecheckpoint.probes.probe import TESTED, Feature, installed, is_newer_than_tested, release
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.object_store.folder import StoreFolder
 
@@ -83,13 +83,33 @@ def _versions() -> Iterator[dict[str, str]]:
     yield _version("Python", platform.python_version())
     for package, (name, oldest, newest) in TESTED.items():
         found = installed(package)
+        if not found and package == "torch" and find_spec(package) is not None:
+            advice = "nothing says which version it is, so whether it fits this build is not known; install it by pip"
+            yield _version(name, "(unknown version)", "note", f"tested: {oldest} to {newest}", advice)
+            continue
         if not found:
             state, advice = (_BROKEN, "install it") if package == "torch" else ("ok", "")
             yield _version(name, "(not installed)", state, "", advice)
             continue
         is_newer = is_newer_than_tested(package)
         advice = "it should work if all its probes hold; please report problems" if is_newer else ""
-        yield _version(name, found, "note" if is_newer else "ok", f"tested: {oldest} to {newest}", advice)
+        state = "note" if is_newer else "ok"
+        if package == "torch":
+            state, advice = _fault_of_torch(found, oldest) or (state, advice)
+        yield _version(name, found, state, f"tested: {oldest} to {newest}", advice)
+
+
+def _fault_of_torch(found: str, oldest: str) -> tuple[str, str] | None:
+    """Returns state and advice for a torch with which nothing can work, or of which that is not known; None else.
+
+    The package can be imported with any torch. What needs the extension, such as the first save, is what fails.
+    """
+    if not release(found):
+        return "note", f"'{found}' is no version that is known, so whether it fits this build is not known"
+    if release(found) < release(oldest):
+        return _BROKEN, f"it is too old: install torch {oldest} or newer, and {REBUILD}"
+    mismatch = torch_mismatch()
+    return (_BROKEN, f"{mismatch}; {REBUILD}") if mismatch else None
 
 
 def _version(name: str, found: str, state: str = "ok", text: str = "", advice: str = "") -> dict[str, str]:

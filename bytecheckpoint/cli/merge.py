@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ from bytecheckpoint.report.text import size_text
 
 __all__ = ["command"]
 
-_WRITTEN = (".pt", ".safetensors")
+_WRITTEN = (".pt", ".safetensors", ".safetensors.index.json")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -56,6 +57,7 @@ def command(
 
     if model_only and optimizer_only:
         raise Failure("--model-only and --optimizer-only: pass one of them")
+    before = _files_in(folder)
     with bar("merging", progress) as tell:
         bytecheckpoint_ckpt_to_pytorch_ckpt(
             step,
@@ -69,8 +71,24 @@ def command(
             config=Config.from_env(),
             progress=tell,
         )
-    files = {path.name: path.stat().st_size for path in sorted(Path(folder).iterdir()) if path.suffix in _WRITTEN}
+    # A file that was replaced has another inode: the old one was there while the new one was written.
+    files = {
+        name: status.st_size for name, status in _files_in(folder).items() if not _is_same(status, before.get(name))
+    }
     if as_json:
         print_json({"folder": folder, "files": files})
     else:
         click.echo(one_line(f"{folder}: " + ", ".join(f"{name} {size_text(size)}" for name, size in files.items())))
+
+
+def _files_in(folder: str) -> dict[str, os.stat_result]:
+    """Returns the files of a folder that a merge may have written, by name; none if there is no folder."""
+    path = Path(folder)
+    there = sorted(path.iterdir()) if path.is_dir() else []
+    return {each.name: each.lstat() for each in there if each.name.endswith(_WRITTEN)}
+
+
+def _is_same(status: os.stat_result, before: os.stat_result | None) -> bool:
+    """Whether a file is the one that was there before."""
+    facts = ("st_ino", "st_mtime_ns", "st_size")
+    return before is not None and all(getattr(status, name) == getattr(before, name) for name in facts)

@@ -15,6 +15,7 @@ import click
 
 from bytecheckpoint.cli.options import Failure, checkpoint_argument, json_option
 from bytecheckpoint.cli.text import counted, json_value, one_line, print_json
+from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.findings.figures import number, rank_figures, report_of, text_of
 from bytecheckpoint.findings.findings import Finding
 from bytecheckpoint.observability.page import page_of
@@ -25,7 +26,8 @@ from bytecheckpoint.observability.run_contents import largest_tensors, space_of
 from bytecheckpoint.observability.run_folder import Run, journal_files, page_folder, read_run, trace_folders
 from bytecheckpoint.observability.summary import Trouble, failure_text, findings_of_all, troubles
 from bytecheckpoint.observability.trace_files import with_whole_traces
-from bytecheckpoint.report.text import size_text
+from bytecheckpoint.observability.whole_calls import num_calls, part_of
+from bytecheckpoint.report.text import duration_text, size_text
 from bytecheckpoint.storage.folders import folder_at
 
 __all__ = ["command"]
@@ -53,7 +55,7 @@ _MOST_IN_WORDS = 5
     type=click.IntRange(min=1),
     default=_DEFAULT_LAST,
     show_default=True,
-    help="Take only the newest N saves and loads.",
+    help="Take only the newest N saves and loads, each with all its parts.",
 )
 @click.option("--since", metavar="STEP", type=int, help="Take only saves and loads of this step and later ones.")
 @json_option
@@ -72,7 +74,8 @@ def command(
     RUN is a run folder, or a checkpoint, or a folder that Config(journal=...) named: each save writes a line to .bcp in
     the folder of its checkpoint. Saves that failed or died come first. The page is one HTML file, report.html here, or
     in RUN/.bcp if there is such a folder. It needs no network. With --json, with --trace and without -o, and if no call
-    has succeeded, no page is written. A trace is opened at ui.perfetto.dev.
+    has succeeded, no page is written; nor without plotly (pip install 'bytecheckpoint[report]'), which is an error with
+    -o and --follow alone. A trace is opened at ui.perfetto.dev.
 
     \b
     Example:
@@ -97,8 +100,14 @@ def command(
     if not records.records:
         return
     if output is not None or trace is None or follow:
-        page = _write_page(records, found, output, interval if follow else 0.0)
-        click.echo(f"page: {one_line(str(page))}")
+        try:
+            page = _write_page(records, found, output, interval if follow else 0.0)
+        except UnsupportedError as error:  # plotly is not installed
+            if output is not None or follow:  # the page is what was asked for
+                raise
+            click.echo(str(error))
+        else:
+            click.echo(f"page: {one_line(str(page))}")
     if trace is not None:
         click.echo(f"trace: {one_line(trace)}")
     if follow:
@@ -185,20 +194,26 @@ def _marks(folder: Path) -> list[tuple[str, int, int]]:
 
 def _call_text(record: Mapping[str, Any]) -> str:
     report, step = report_of(record), record.get("step")
-    what = f"step {step:,}" if isinstance(step, int) else one_line(text_of(record, "path") or "?")
+    what = one_line(text_of(record, "path") or "?")
+    if isinstance(step, int):
+        what = f"step {step:,}" + (f" ({part_of(record)})" if part_of(record) else "")
     size = number(report, "total_bytes") or number(report, "total_bytes_wanted")
     return (
-        f"{record['kind']} of {what}: {size_text(int(size))} in {number(report, 'total_s'):.2f} s, "
-        f"{number(report, 'gb_per_s'):.2f} GB/s"
+        f"{record['kind']} of {what}: {size_text(int(size))} in {duration_text(number(report, 'total_s'))}, "
+        f"{size_text(int(number(report, 'gb_per_s') * 1e9))}/s"
     )
 
 
+def _num_text(records: Sequence[Mapping[str, Any]], kind: str) -> str:
+    """Returns how many saves or loads there are, and of how many parts if that is another number."""
+    num, num_records = num_calls(records, kind), sum(record["kind"] == kind for record in records)
+    parts = f" in {counted(num_records, 'part')}" if num_records > num else ""
+    return f"{counted(num, kind)}{parts}"
+
+
 def _lines(run: Run, of_run: Sequence[Trouble]) -> list[str]:
-    counts = {kind: sum(record["kind"] == kind for record in run.records) for kind in ("save", "load")}
     skipped = f"; {counted(run.num_skipped, 'line')} of the journal could not be read" if run.num_skipped else ""
-    lines = [
-        f"{one_line(str(run.path))}: {counted(counts['save'], 'save')}, {counted(counts['load'], 'load')}{skipped}"
-    ]
+    lines = [f"{one_line(str(run.path))}: {_num_text(run.records, 'save')}, {_num_text(run.records, 'load')}{skipped}"]
     if run.failures:
         lines.append(f"failed: {counted(len(run.failures), 'call')}, the newest first:")
         lines += [f"- {one_line(failure_text(each))}" for each in run.failures[: -_MOST_IN_WORDS - 1 : -1]]

@@ -13,6 +13,7 @@ from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_o
 from bytecheckpoint.cli.text import counted, json_value, print_json, safe_lines, safe_name
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents.contents import Item, place_text
+from bytecheckpoint.near_names import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +75,8 @@ def command(
         having = [values for values in of_rank if values.part.component == component and within in values.part.items]
         name = within if having else name
     if not having:
-        raise Failure(f"'{name}' is not in {path}; bcp ls lists the names")
+        names = (key for values in of_rank for key in values.part.items)
+        raise Failure(f"'{name}' is not in {path}{did_you_mean(name, names) or '; bcp ls lists the names'}")
     components = {values.part.component: None for values in having}
     if len(components) > 1:
         first = next(iter(components))

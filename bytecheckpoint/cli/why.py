@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from bytecheckpoint.contents.contents import Chunk, Contents, Item, Part, open_c
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.load_spec.patterns import matches
 from bytecheckpoint.native import _core
+from bytecheckpoint.near_names import nearest
 from bytecheckpoint.observability.journal import read_failures
 from bytecheckpoint.observability.page.untrusted import cleaned
 from bytecheckpoint.observability.save_records import SaveRecord, find_save_record
@@ -107,10 +107,8 @@ def _asked(contents: Contents, key: str) -> list[tuple[Part, Item]]:
         if found:
             return found
     names = list(dict.fromkeys(item.name for _, item in every))
-    nearest = (
-        difflib.get_close_matches(key, names, _MOST_NAMES) or [name for name in names if key in name][:_MOST_NAMES]
-    )
-    instead = f"; the nearest are {', '.join(map(safe_name, nearest))}" if nearest else "; bcp ls lists the names"
+    near = nearest(key, names, _MOST_NAMES)
+    instead = f"; the nearest are {', '.join(map(safe_name, near))}" if near else "; bcp ls lists the names"
     raise Failure(f"'{key}' is not in {contents.path}{instead}")
 
 

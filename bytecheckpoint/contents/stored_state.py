@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import mmap
@@ -26,6 +25,7 @@ from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.patterns import matches
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.native import _C
+from bytecheckpoint.near_names import nearest
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.storage.parts import parsed_user_metadata
@@ -83,8 +83,8 @@ class StoredState(Mapping[str, Any]):
         """
         item = self._part.items.get(key)
         if item is None:
-            nearest = difflib.get_close_matches(str(key), self._part.items, _MOST_NAMES)
-            raise KeyError(f"read({self.path}): there is no {key!r}" + (f"; near it {listed(nearest)}" * bool(nearest)))
+            near = nearest(key, self._part.items, _MOST_NAMES)
+            raise KeyError(f"read({self.path}): there is no {key!r}" + (f"; near it {listed(near)}" * bool(near)))
         with self._lock:
             is_next = self._place[key] == self._last + 1
             self._last = self._place[key]

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents.contents import Chunk, Contents, Item, Part, open_contents
+from bytecheckpoint.contents.damaged_keys import naming_keys
 from bytecheckpoint.contents.safe_objects import load_plain_data, plain_object
 from bytecheckpoint.errors import ShapeMismatchError
 from bytecheckpoint.load_spec.spec import LoadSpec
@@ -106,12 +107,12 @@ class Values:
         if dtype:
             tensor = torch.empty(box.sizes, dtype=getattr(torch, dtype), device="cpu")
             job.add_tensors(0, [tensor])
-            job.run()
+            self._run(job)
             self.bytes_read += tensor.nbytes
             return tensor
         archive = bytearray(job.archive_bytes(0))
         job.add_archive(0, archive)
-        job.run()
+        self._run(job)
         self.bytes_read += len(archive)
         value = load_plain_data(item.name, archive, self._config)
         if not isinstance(value, torch.Tensor) or value.shape != chunk.sizes:
@@ -121,6 +122,10 @@ class Values:
         # Such a record can only be read whole. Keep it, because the caller may ask for it piece by piece.
         self._opaque = (item.name, chunk.offsets, value.detach())
         return _compat.narrow(value.detach(), within, box.sizes)
+
+    def _run(self, job: _C.LoadJob) -> None:
+        with naming_keys(self._checkpoint):
+            job.run()
 
     def read_across(self, item: Item, box: Box) -> tuple[torch.Tensor, int]:
         """Reads ``box`` of the tensor from all chunks that overlap it. Returns it, and how many elements are stored.

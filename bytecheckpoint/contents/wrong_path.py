@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
+from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.names import is_data, is_mark
 from bytecheckpoint.storage.parts import REFERENCE, checkpoints_in, inspect_step
-from bytecheckpoint.storage.step_folder import step_paths
+from bytecheckpoint.storage.paths import location, name_of, parent_of
+from bytecheckpoint.storage.step_folder import step_paths, steps_there
 
 __all__ = ["explaining", "refuse_reference"]
 
 _MOST_NAMED = 20
+_HEAD_BYTES = 16
 
 
 @contextmanager
@@ -35,7 +41,7 @@ def _explained(error: CheckpointError, path: str | os.PathLike[str]) -> Checkpoi
     try:
         refuse_reference(path, "open")
         with suppress(CheckpointError):  # the folder does not exist, or cannot be looked at
-            instead = _parts_at(path) or _steps_at(path)
+            instead = _file_at(path) or _parts_at(path) or _steps_at(path)
     except UnsupportedError as of_reference:
         return of_reference
     return CheckpointNotFoundError(f"open({path}): {instead}", os.fspath(path)) if instead else error
@@ -57,6 +63,41 @@ def refuse_reference(path: str | os.PathLike[str], operation: str) -> None:
         raise UnsupportedError(f"{operation}({path}): {REFERENCE}", os.fspath(path))
 
 
+def _file_at(path: str | os.PathLike[str]) -> str:
+    """Returns what is wrong with a file, or an object of a store, that is no checkpoint; "" if it is none of both."""
+    place = known(location(path))
+    name, folder = name_of(place), folder_at(place)
+    if isinstance(place, Path):
+        size, head = _size_and_head(place)
+    else:
+        of_object = folder_at(parent_of(place)).file(name) if folder.has_listing else None
+        size, head = (-1 if of_object is None else of_object.num_bytes), b""
+    if size < 0:
+        return ""
+    if size == 0:
+        return "the file is empty (0 bytes)"
+    if is_mark(name) or is_data(name):
+        return f"it is a file of a checkpoint: pass the folder of it, as '{parent_of(place)}'"
+    num_bytes = "1 byte" if size == 1 else f"{size:,} bytes"
+    begin = f", and it begins with {head!r}" if head else ""
+    return (
+        f"it is a file of {num_bytes} that is no checkpoint: neither of torch.save nor safetensors{begin}; a "
+        "checkpoint of DCP is a folder"
+    )
+
+
+def _size_and_head(path: Path) -> tuple[int, bytes]:
+    """Returns size and first bytes of a regular file; a size of -1 if it is none, or cannot be read."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for its writer
+            return -1, b""
+        with path.open("rb") as file:
+            return status.st_size, file.read(_HEAD_BYTES)
+    except OSError:
+        return -1, b""
+
+
 def _parts_at(path: str | os.PathLike[str]) -> str:
     found = inspect_step(path)
     if found["components"]:
@@ -74,7 +115,7 @@ def _joined(path: str | os.PathLike[str], name: str) -> str:
 
 
 def _steps_at(path: str | os.PathLike[str]) -> str:
-    steps = step_paths(path)
+    steps = steps_there(path)
     if not steps:
         return ""
     numbers = [str(step) for step, _ in steps]

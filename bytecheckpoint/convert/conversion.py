@@ -26,6 +26,7 @@ from bytecheckpoint.convert.store_destination import StoreDestination
 from bytecheckpoint.convert.target import Target
 from bytecheckpoint.errors import CheckpointChangedError, ConfigError
 from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.storage.paths import location, location_to_read
 
@@ -255,4 +256,4 @@ def _target_of(
         from bytecheckpoint.convert.torch_target import TorchTarget  # imports torch, which the others need not
 
         return TorchTarget(outputs, Path(place).name)
-    raise ConfigError(f"to={to!r}: must be one of {', '.join(FORMATS)}")
+    raise ConfigError(f"to={to!r}: must be one of {', '.join(FORMATS)}{did_you_mean(to, FORMATS)}")

@@ -11,6 +11,7 @@ from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.patterns import matches
 from bytecheckpoint.native import _core
+from bytecheckpoint.near_names import did_you_mean
 
 __all__ = ["OutputTensor", "Outputs", "outputs_of"]
 
@@ -117,5 +118,5 @@ def outputs_of(checkpoint: _core.Checkpoint, dtype: str | None, casts: Mapping[s
 def _checked(dtype: object) -> str:
     name = str(dtype).removeprefix("torch.")
     if name not in _FLOATS:
-        raise ConfigError(f"dtype {name!r}: must be one of {', '.join(_FLOATS)}")
+        raise ConfigError(f"dtype {name!r}: must be one of {', '.join(_FLOATS)}{did_you_mean(name, _FLOATS)}")
     return name

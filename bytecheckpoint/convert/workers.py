@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bytecheckpoint.contents.damaged_keys import naming_keys
 from bytecheckpoint.convert.source import Source
 from bytecheckpoint.convert.target import TargetPiece
 
@@ -81,7 +82,8 @@ def _write_here(
             progress(before + now)
 
     for piece in pieces:
-        piece.write(source, opened, folder, verify, tell)
+        with naming_keys(opened.stored):
+            piece.write(source, opened, folder, verify, tell)
         before += piece.num_bytes
 
 
@@ -108,4 +110,5 @@ def _work(piece: TargetPiece) -> None:
         if _own["stops"].is_set():
             raise _Stopped
 
-    piece.write(_own["source"], _own["opened"], _own["folder"], _own["verify"], tell)
+    with naming_keys(_own["opened"].stored):
+        piece.write(_own["source"], _own["opened"], _own["folder"], _own["verify"], tell)

@@ -20,6 +20,7 @@ from bytecheckpoint.calls.progress import progress_bar
 from bytecheckpoint.calls.trace import CallTrace
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.damaged_keys import naming_keys
 from bytecheckpoint.contents.safe_objects import load_plain_data, plain_object, plain_record
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner, as_plain, fills_state
 from bytecheckpoint.errors import (
@@ -103,6 +104,7 @@ class Load:
         exchange: Exchange | None,
         trace: CallTrace,
     ) -> None:
+        self._checkpoint = checkpoint
         self._planner = planner
         self._exchange = exchange
         self._config = config
@@ -351,6 +353,7 @@ class Load:
             yield from turn
 
     def _run(self) -> None:
-        done = self._job.run() if self._exchange is None else self._exchange.run(self._job)
+        with naming_keys(self._checkpoint):
+            done = self._job.run() if self._exchange is None else self._exchange.run(self._job)
         for name, value in done.items():
             self.done[name] = self.done.get(name, 0) + value

@@ -65,9 +65,9 @@ class BcpReader(ReaderBase):
             possible. There are no ``transforms``.
 
     A load may fail with these errors, on all ranks and inside DCP's ``CheckpointException``:
-    ``CheckpointNotFoundError``, ``CorruptCheckpointError`` (file and offset), ``CheckpointChangedError`` (there is a
-    newer commit; load again), ``KeyMismatchError``, ``ShapeMismatchError``, ``UnsafeObjectError`` (names the key),
-    ``FormatVersionError``, ``UnsupportedError``, ``StorageError``.
+    ``CheckpointNotFoundError``, ``CorruptCheckpointError`` (file, offset and keys), ``CheckpointChangedError`` (there
+    is a newer commit; load again), ``KeyMismatchError``, ``ShapeMismatchError``, ``UnsafeObjectError`` (names the
+    key), ``FormatVersionError``, ``UnsupportedError``, ``StorageError``.
     """
 
     # The hooks, in the order in which DCP calls them.

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.near_names import did_you_mean
 
 __all__ = ["REGEX", "check_use", "compiled", "filled", "matches", "renamed", "template_names", "whole_name"]
 
@@ -93,7 +95,15 @@ def check_use(field: str, patterns: Iterable[str], names: Sequence[str]) -> None
         regex = compiled(pattern)
         if not any(regex.fullmatch(each) for each in names):
             some = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
-            raise ConfigError(f"LoadSpec({field}=...): '{pattern}' matches no key; there are {some or 'none'}")
+            near = did_you_mean(pattern.removesuffix(".*"), _and_above(names))
+            raise ConfigError(f"LoadSpec({field}=...): '{pattern}' matches no key; there are {some or 'none'}{near}")
+
+
+def _and_above(names: Sequence[str]) -> Iterator[str]:
+    """Yields names, and the parts of them with which a pattern may end, such as ``model.layers``."""
+    for name in names:
+        yield name
+        yield from itertools.accumulate(name.split(".")[:-1], "{}.{}".format)
 
 
 def template_names(template: str) -> list[str]:

@@ -18,6 +18,7 @@ from bytecheckpoint.load_spec.rename import Rename
 from bytecheckpoint.load_spec.toml_text import assignment
 from bytecheckpoint.load_spec.transform import Transform
 from bytecheckpoint.load_spec.transforms import KINDS
+from bytecheckpoint.near_names import did_you_mean
 
 __all__ = ["LoadSpec"]
 
@@ -82,9 +83,13 @@ class LoadSpec:
         transforms = (self.transforms,) if isinstance(self.transforms, Transform) else tuple(self.transforms)
         object.__setattr__(self, "transforms", transforms)
         if isinstance(self.cast, str) and self.cast not in _CASTS:
-            raise ConfigError(f"LoadSpec(cast={self.cast!r}): must be one of {', '.join(map(repr, _CASTS))}, or a dict")
+            raise ConfigError(
+                f"LoadSpec(cast={self.cast!r}): must be one of {', '.join(map(repr, _CASTS))}, or a dict"
+                f"{did_you_mean(self.cast, _CASTS)}"
+            )
         if self.strict not in _STRICT:
-            raise ConfigError(f"LoadSpec(strict={self.strict!r}): must be True, False, 'checkpoint' or 'model'")
+            near = did_you_mean(self.strict, ("checkpoint", "model"))
+            raise ConfigError(f"LoadSpec(strict={self.strict!r}): must be True, False, 'checkpoint' or 'model'{near}")
         for transform in self.transforms:
             if not isinstance(transform, Transform):
                 raise ConfigError(f"LoadSpec(transforms=...): {transform!r} is no transform")
@@ -190,7 +195,10 @@ class LoadSpec:
         known = [each.name for each in dataclasses.fields(cls)]
         unknown = [name for name in fields if name not in known]
         if unknown:
-            raise ConfigError(f"spec {path}{_place(text, unknown[0])}: unknown key '{unknown[0]}'; known: {known}")
+            raise ConfigError(
+                f"spec {path}{_place(text, unknown[0])}: unknown key '{unknown[0]}'; known: {known}"
+                f"{did_you_mean(unknown[0], known)}"
+            )
         tables = fields.pop("transforms", [])
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise ConfigError(f"spec {path}{_place(text, 'transforms')}: each transform is a table [[transforms]]")
@@ -241,11 +249,14 @@ def _transform(table: Mapping[str, Any]) -> Transform:
     fields = {_FIELD_NAMES.get(name, name): value for name, value in table.items()}
     kind = fields.pop("kind", None)
     if kind not in KINDS:
-        raise ConfigError(f"kind = '{kind}' of a transform: must be one of {', '.join(KINDS)}")
+        raise ConfigError(
+            f"kind = '{kind}' of a transform: must be one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"
+        )
     known = [each.name for each in dataclasses.fields(KINDS[kind])]  # type: ignore[arg-type]
     unknown = [name for name in fields if name not in known]
     if unknown:
-        raise ConfigError(f"'{unknown[0]}' is no argument of the transform {kind}; known: {', '.join(known)}")
+        near = did_you_mean(unknown[0], known)
+        raise ConfigError(f"'{unknown[0]}' is no argument of the transform {kind}; known: {', '.join(known)}{near}")
     try:
         return KINDS[kind](**fields)
     except TypeError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 from bytecheckpoint.findings.figures import text_of
 from bytecheckpoint.observability.journal import read_failures, read_journal
+from bytecheckpoint.observability.whole_calls import of_newest_calls, part_of, whole_calls
 from bytecheckpoint.storage.journal_files import FOLDER, journal_folders, journal_paths
 
 __all__ = ["Run", "holds_steps", "journal_files", "page_folder", "read_run", "trace_folders"]
@@ -68,13 +69,13 @@ def read_run(path: Path, *, last: int | None = None, since: int | None = None) -
 
     Args:
         path: The run folder.
-        last: How many of the newest records to take; None takes all of them.
+        last: How many of the newest saves and loads to take, each with all its parts; None takes all of them.
         since: First step to take; records without a step are left out. None takes all of them.
 
     Raises:
         StorageError: A file of the journal cannot be read.
     """
-    found, num_skipped = read_journal(path, last if since is None else None)
+    found, num_skipped = _newest(path, last if since is None else None)
     records = [record for record in found if _has_time(record)]
     num_skipped += len(found) - len(records)
     if since is not None:
@@ -83,7 +84,20 @@ def read_run(path: Path, *, last: int | None = None, since: int | None = None) -
     failures = [record for record in read_failures(path, last) if _has_time(record)]
     if since is not None:
         failures = [record for record in failures if isinstance(record.get("step"), int) and record["step"] >= since]
-    return Run(path, tuple(records if last is None else records[-last:]), num_skipped, tuple(failures))
+    return Run(path, tuple(records if last is None else of_newest_calls(records, last)), num_skipped, tuple(failures))
+
+
+def _newest(path: Path, last: int | None) -> tuple[list[dict[str, Any]], int]:
+    """Returns at least the records of the ``last`` newest calls, and how many lines were skipped on the way."""
+    most = last
+    while True:
+        found, num_skipped = read_journal(path, most)
+        num_found = len({*whole_calls(found)})
+        # The oldest of them may lack parts, which are in lines before it.
+        is_enough = last is None or num_found > last or (num_found == last and not part_of(found[0]))
+        if is_enough or most is None or len(found) < most:
+            return found, num_skipped
+        most *= 2
 
 
 def _has_time(record: Mapping[str, Any]) -> bool:

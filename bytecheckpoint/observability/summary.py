@@ -9,6 +9,7 @@ from typing import Any
 
 from bytecheckpoint.findings.figures import text_of
 from bytecheckpoint.findings.findings import Finding, findings
+from bytecheckpoint.observability.whole_calls import num_calls
 from bytecheckpoint.report.text import duration_text, utc_text
 from bytecheckpoint.storage.save_records import UNENDED
 
@@ -23,9 +24,10 @@ class Trouble:
 
     Attributes:
         finding: The one of the call that lost most.
-        calls: Indices of the calls, oldest first.
-        worst: Index of the call that lost most.
+        calls: Indices of the records, oldest first.
+        worst: Index of the record that lost most.
         seconds: Seconds that all of them lost together.
+        num_found: How many calls that are. A save of several parts, of which each has a record, is one.
         num_calls: How many calls of that kind were looked at.
         kind: ``save`` or ``load``.
     """
@@ -34,13 +36,14 @@ class Trouble:
     calls: tuple[int, ...]
     worst: int
     seconds: float
+    num_found: int
     num_calls: int
     kind: str
 
     def how_often(self) -> str:
         """Returns how many calls it is about, for people."""
         noun = self.kind if self.num_calls == 1 else f"{self.kind}s"
-        return f"in {len(self.calls):,} of {self.num_calls:,} {noun}"
+        return f"in {self.num_found:,} of {self.num_calls:,} {noun}"
 
 
 def findings_of_all(records: Sequence[Mapping[str, Any]]) -> list[list[Finding]]:
@@ -68,9 +71,10 @@ def troubles(records: Sequence[Mapping[str, Any]], found: Sequence[Sequence[Find
     made = []
     for key, of_cause in by_cause.items():
         worst, finding = max(of_cause, key=lambda pair: pair[1].seconds)
-        num_calls = sum(record["kind"] == key[0] for record in records)
+        calls = tuple(at for at, _ in of_cause)
         seconds = sum(each.seconds for _, each in of_cause)
-        made.append(Trouble(finding, tuple(at for at, _ in of_cause), worst, seconds, num_calls, key[0]))
+        num_found, num_of_kind = num_calls(records, key[0], calls), num_calls(records, key[0])
+        made.append(Trouble(finding, calls, worst, seconds, num_found, num_of_kind, key[0]))
     return sorted(made, key=lambda trouble: -trouble.seconds)
 
 

@@ -49,7 +49,7 @@ def size_text(num_bytes: int) -> str:
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= factor:
             return f"{num_bytes / factor:.2f} {unit}"
-    return f"{num_bytes} bytes"
+    return "1 byte" if num_bytes == 1 else f"{num_bytes} bytes"
 
 
 def rate_text(gb_per_s: float) -> str:

@@ -25,6 +25,7 @@ from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.journal.observers import flush
 from bytecheckpoint.native import _C
 from bytecheckpoint.runtime import sigterm as _sigterm
+from bytecheckpoint.runtime.exit_code import end_with
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.staging.leases import is_any_saved, is_saved_in_this_thread
 from bytecheckpoint.staging.save_queue import BackgroundFuture, SaveQueue, is_in_queue
@@ -59,6 +60,7 @@ class _Save:
     Attributes:
         give_up: Makes the save fail soon, unless it is already committed.
         exit_timeout_s: See ``Config.exit_timeout_s``.
+        exit_code: See ``Config.failed_save_exit_code``.
     """
 
     path: str
@@ -66,6 +68,7 @@ class _Save:
     queue: SaveQueue
     give_up: Callable[[], None]
     exit_timeout_s: float
+    exit_code: int
     is_given_up: bool = False
 
     def is_running(self) -> bool:
@@ -117,6 +120,12 @@ class _Saves:
     def running(self) -> list[_Save]:
         with self.lock:
             return [save for save in self.noted if save.is_running()]
+
+    def exit_code(self) -> int:
+        """Returns the exit code for saves that failed unseen or have not ended; 0 if none of them asks for one."""
+        with self.lock:
+            lost = [save for save in self.noted if save.is_running() or save.is_unseen_failure()]
+        return max((save.exit_code for save in lost), default=0)
 
     def take_unseen(self) -> list[tuple[str, BaseException]]:
         """Returns paths and failures that nobody has looked at, the oldest first. Each is returned only once."""
@@ -195,6 +204,7 @@ def submit(
     *,
     give_up: Callable[[], None] = lambda: None,
     exit_timeout_s: float = Config.exit_timeout_s,
+    exit_code: int = Config.failed_save_exit_code,
 ) -> BackgroundFuture[T]:
     """Runs a save in the background, after all saves that were submitted to the same queue before.
 
@@ -208,6 +218,7 @@ def submit(
         give_up: Makes the save fail soon. The end of the process calls it if the save has not ended after
             ``exit_timeout_s``.
         exit_timeout_s: See ``Config.exit_timeout_s``.
+        exit_code: See ``Config.failed_save_exit_code``.
     """
     saves = _saves.get()
     line = SaveQueue("bytecheckpoint-save") if queue is None else saves.queue(queue)
@@ -233,7 +244,7 @@ def submit(
         finally:
             save.give_up = lambda: None  # the old one keeps the writer, which keeps the process group
 
-    save = _Save(path, future, line, give_up, exit_timeout_s)
+    save = _Save(path, future, line, give_up, exit_timeout_s, exit_code)
     try:
         saves.run(save, work)
     except BaseException:  # Ctrl-C
@@ -332,7 +343,8 @@ def shutdown(timeout_s: float | None = None) -> None:
 
     Local, but a save ends only when it can end on all ranks: call this on every rank, before
     ``destroy_process_group``. You may save again afterwards. When the process ends, the same happens by itself: it
-    waits for each save for ``Config.exit_timeout_s`` at most, and logs a failure instead of raising it.
+    waits for each save for ``Config.exit_timeout_s`` at most, and logs a failure instead of raising it; the process
+    then ends with ``Config.failed_save_exit_code``, if that is set.
 
     Args:
         timeout_s: Seconds to wait at most; None waits without limit.
@@ -366,10 +378,13 @@ def _at_exit() -> None:
     if saves is not None and saves.ending_since is not None:
         saves.end(saves.ending_since)
     _C.close_arena()
+    exit_code = 0 if saves is None else saves.exit_code()
     try:
         raise_unseen()
     except CheckpointError as error:
         _logger.error("%s", error)
+    if exit_code:
+        end_with(exit_code)
 
 
 def handle_sigterm(exit_timeout_s: float) -> None:

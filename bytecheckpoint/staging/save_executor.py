@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
 
+from bytecheckpoint.config import Config
 from bytecheckpoint.staging.background import BackgroundFuture, submit
 from bytecheckpoint.staging.staged_state import end_of_save, note_submitted
 
@@ -23,15 +24,21 @@ class SaveExecutor(Executor):
         path: See ``submit``.
         staged: The state that is saved, or a future of it.
         give_up: See ``submit``.
-        exit_timeout_s: See ``submit``.
+        config: ``exit_timeout_s`` and ``failed_save_exit_code`` are used.
 
     Attributes:
         queue: See ``submit``.
     """
 
-    def __init__(self, path: str, staged: Any, give_up: Callable[[], None], exit_timeout_s: float) -> None:
+    def __init__(self, path: str, staged: Any, give_up: Callable[[], None], config: Config) -> None:
         self.queue: str | None = None
-        self._submit = partial(submit, path, give_up=give_up, exit_timeout_s=exit_timeout_s)
+        self._submit = partial(
+            submit,
+            path,
+            give_up=give_up,
+            exit_timeout_s=config.exit_timeout_s,
+            exit_code=config.failed_save_exit_code,
+        )
         self._staged = staged
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> BackgroundFuture[T]:

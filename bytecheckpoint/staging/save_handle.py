@@ -118,7 +118,12 @@ def save_in_background(
         CheckpointError: The state cannot be staged. The other ranks hear of it.
     """
     submit: Callable[[Callable[[], R]], BackgroundFuture[R]] = partial(
-        _background.submit, path, queue=queue, give_up=give_up, exit_timeout_s=config.exit_timeout_s
+        _background.submit,
+        path,
+        queue=queue,
+        give_up=give_up,
+        exit_timeout_s=config.exit_timeout_s,
+        exit_code=config.failed_save_exit_code,
     )
     try:
         options: dict[str, Any] = {"overlap": True, "is_for_one_save": True, "path": path, "in_parts": in_parts}

@@ -15,7 +15,7 @@ from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.paths import below, location
 from bytecheckpoint.storage.step_names import compile_pattern, step_number
 
-__all__ = ["StepFolder", "folder_of", "step_paths"]
+__all__ = ["StepFolder", "folder_of", "step_paths", "steps_there"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,3 +142,16 @@ def step_paths(
     return [
         (step, str(below(folder, name))) for step, name in sorted((n, name) for n, name in numbers if n is not None)
     ]
+
+
+def steps_there(root: str | os.PathLike[str]) -> list[tuple[int, str]]:
+    """Does what ``step_paths`` does, but leaves out steps of an object store of which only a removal's marks are left.
+
+    Raises:
+        StorageError: See ``scan_steps``.
+    """
+    steps, folder = step_paths(root), folder_at(known(location(root)))
+    if not steps or not folder.lists_deep:
+        return steps
+    there = {file.name.partition("/")[0] for file in folder.files()}
+    return [step for step in steps if step[1].rpartition("/")[2] in there]

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.training_state.flat_parameters import has_flat_parameters
 
 __all__ = ["FRAMEWORKS", "CheckpointState"]
@@ -48,7 +49,7 @@ class CheckpointState:
         if framework not in FRAMEWORKS:
             raise ConfigError(
                 f"framework={framework!r}: must be one of {', '.join(map(repr, FRAMEWORKS))}; a model that is wrapped "
-                "in another way can be saved with save_state_dict"
+                f"in another way can be saved with save_state_dict{did_you_mean(framework, FRAMEWORKS)}"
             )
         if not isinstance(checkpoint_state, Mapping):
             raise ConfigError(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.damaged_keys import naming_keys
 from bytecheckpoint.convert.conversion import parsed_size
 from bytecheckpoint.convert.nesting import nested, paths_of
 from bytecheckpoint.convert.outputs import Outputs, outputs_of
@@ -27,6 +28,7 @@ from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bytecheckpoint.native import _core
+from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.reference_variables import merge_threads
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import description_in, parsed_user_metadata
@@ -97,7 +99,10 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
         UnsupportedError: A file of the wanted format cannot hold a tensor.
     """
     if framework not in FRAMEWORKS:
-        raise ConfigError(f"framework={framework!r}: must be one of {', '.join(map(repr, FRAMEWORKS))}")
+        raise ConfigError(
+            f"framework={framework!r}: must be one of {', '.join(map(repr, FRAMEWORKS))}"
+            f"{did_you_mean(framework, FRAMEWORKS)}"
+        )
     if model_only and optimizer_only:
         raise ConfigError("model_only and optimizer_only cannot both be True")
     if output_path is None and not return_dict:
@@ -277,7 +282,7 @@ def _exchanged(value: Any, by_id: dict[int, Any]) -> Any:
 def _write_state(
     directory: _core.Directory, name: str, part: _Part, state: Any, tensors: Any, writing: _Writing
 ) -> None:
-    with replaced_by(directory, name, f".{name}.{os.getpid()}.tmp") as path:
+    with replaced_by(directory, name, f".{name}.{os.getpid()}.tmp") as path, naming_keys(part.opened.stored):
         export_state(str(path), state, tensors, part.source, part.opened, writing.tell)
     writing.end(part.num_bytes)
 
@@ -300,7 +305,8 @@ def _write_safetensors(
             # This path leads to the open folder, even if another has its name by then.
             inside = Path(f"/proc/self/fd/{aside.fileno()}")
             for piece in target.pieces:
-                piece.write(part.source, part.opened, inside, False, writing.tell)
+                with naming_keys(part.opened.stored):
+                    piece.write(part.source, part.opened, inside, False, writing.tell)
                 writing.end(piece.num_bytes)
             target.finish(part.opened, inside, folder, False)
             names = sorted(os.listdir(aside.fileno()), key=lambda name: name == INDEX)  # noqa: PTH208

@@ -25,6 +25,7 @@ from bytecheckpoint.distributed.agreement import agree, all_together, gathered, 
 from bytecheckpoint.distributed.call_order import CallOrder, next_turn
 from bytecheckpoint.distributed.groups import keep_watching, own_group, ranks_of
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError
+from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.per_rank import Policy, check_policy, saved_values
 from bytecheckpoint.planning.key_choice import KeyChoice, refuse_unmatched
 from bytecheckpoint.probes.of_torch import FRAMEWORKS
@@ -206,7 +207,10 @@ class _Request:
             raise ConfigError(f"callback={self.callback!r}: must be callable without arguments")
         check_policy(self.extra_state_policy)
         if self.irregular not in _IRREGULAR:
-            raise ConfigError(f"irregular={self.irregular!r}: must be one of {', '.join(map(repr, _IRREGULAR))}")
+            raise ConfigError(
+                f"irregular={self.irregular!r}: must be one of {', '.join(map(repr, _IRREGULAR))}"
+                f"{did_you_mean(self.irregular, _IRREGULAR)}"
+            )
         return CheckpointState.of(self.checkpoint_state, self.framework)
 
     def own_group(self, use: str) -> dist.ProcessGroup | None:

@@ -251,6 +251,37 @@ def test_trends(one_report: Path, open_page: Callable[..., Any]) -> None:
     wait_for_text(page, "#chosen-title", "Save of step 10,")
 
 
+def test_the_buttons_of_a_chart_leave_its_legend_free(one_report: Path, open_page: Callable[..., Any]) -> None:
+    page = open_page(one_report)
+    for chart in ("trend-chart", "timeline-chart", "sizes-chart"):
+        legend = place_of(page, f"#{chart} .legend .bg")
+        buttons = page.locator(f"#{chart} .modebar").bounding_box()
+        assert legend["width"] > 0
+        assert buttons["height"] > 0
+        assert buttons["y"] + buttons["height"] <= legend["y"], chart
+
+
+def test_small_sizes_have_small_units_and_one_is_one(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    """Two parts of one save, of some kB, and one load."""
+    job = Job(1, bytes_per_rank=200e3, disk_bytes_per_s=1e6)
+    record = simulate_save(job, 1, step=10)
+    records = [{**record, "path": f"step_10/{part}", "save_id": part} for part in ("optimizer", "model")]
+    records.append(simulate_load(job, 2, at=2e9, step=10))
+    page = open_page(page_for(write_run(tmp_path / "run", records), tmp_path / "report.html"))
+    assert ": 1 save, 1 load, " in page.locator("#about").inner_text()
+    assert page.locator('#calls-table tr[data-index="1"]').inner_text().split("\t")[5].endswith(" kB")
+    page.locator('#calls-table tr[data-index="1"]').click()
+    wait_for_text(page, "#chosen-title", "Save of step 10 (model),")
+    page.locator('#trend-choice [data-key="size"]').click()
+    assert page.locator("#trend-chart .ytitle").text_content() == "kB"
+    page.locator('#trend-choice [data-key="throughput"]').click()
+    assert page.locator("#trend-chart .ytitle").text_content() in ("kB/s", "MB/s")
+    assert re.search(r"fastest save \d[\d.]* [kM]B/s", page.locator("#trend-chart .legend").text_content())
+    assert page.locator("#bytes-chart .ytitle").text_content() == "kB"
+    for chart in CHARTS:
+        assert "\N{MICRO SIGN}" not in "".join(page.locator(f"#{chart} .ytick").all_text_contents()), chart
+
+
 def test_a_browser_that_cannot_unpack_says_so(one_report: Path, browser: Any) -> None:
     page = browser.new_page()
     page.add_init_script("delete window.DecompressionStream")

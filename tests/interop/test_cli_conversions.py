@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,23 @@ def test_merge(tmp_path: Path, safetensors: bool) -> None:
     assert all(a["exp_avg"].equal(b) for a, b in zip(merged["state"].values(), moments, strict=True))
     result = run("merge", tmp_path / "ckpt", tmp_path / "out", "--model-only", "--optimizer-only")
     assert result.exit_code == 2
+
+
+def test_merge_lists_what_it_wrote(tmp_path: Path) -> None:
+    """Files of an earlier merge, and of others, are not its own."""
+    model, optimizer = model_and_optimizer()
+    save_in_parts(tmp_path / "ckpt", model, optimizer)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "other.pt").write_bytes(b"of somebody else")
+
+    def listed(*options: str) -> list[str]:
+        result = run("merge", tmp_path / "ckpt", tmp_path / "out", *options, "--json", "--no-progress")
+        assert result.exit_code == 0, result.output
+        return [*json.loads(result.output)["files"]]
+
+    assert listed() == ["model.pt", "optimizer.pt"]
+    assert listed("--safetensors", "--model-only") == ["model.safetensors"]
+    assert listed("--optimizer-only") == ["optimizer.pt"]
+    of_shards = listed("--safetensors", "--model-only", "--shard-size", "100")
+    assert of_shards[-1] == "model.safetensors.index.json"
+    assert all(name.startswith("model-") for name in of_shards[:-1])

@@ -18,7 +18,7 @@ PACKAGE = "bytecheckpoint"
 # From the bottom to the top: what each layer is for, and its folders. A folder imports those of lower layers, and those
 # that stand before it in its own. A module that stands in no folder is named itself.
 LAYERS = (
-    ("what all need", ("errors", "listing", "native", "_reference_names")),
+    ("what all need", ("errors", "listing", "native", "near_names", "_reference_names")),
     ("settings and reports", ("reference_variables", "config", "report", "load_spec", "transforms", "model_specs")),
     ("processes, threads, and the calls that they are in", ("runtime", "calls")),
     ("torch: its tensors, and what we rely on", ("tensors", "probes", "compat")),

@@ -60,7 +60,17 @@ def test_what_a_prune_has_left_is_no_step(root: str, client: StoreClient) -> Non
     assert "step-1/.metadata" in {entry.name for entry in client.everything("")}  # a tombstone
     told = as_json("du", root)
     check_sums(told, client)
-    assert [each["step"] for each in told["checkpoints"] if each["files"]] == [3]
+    assert [each["step"] for each in told["checkpoints"]] == [3]
+    assert run("du", root).output.splitlines()[1].startswith("step-3 ")
+    assert "step-1" not in run("du", root).output
+
+
+def test_a_wrong_path_names_no_step_that_a_prune_has_removed(root: str, client: StoreClient) -> None:
+    model = torch.nn.Linear(2, 2)
+    for step in (1, 2, 3):
+        bytecheckpoint.save(root, {"model": model}, "ddp", global_steps=step)
+    bytecheckpoint.prune(root, keep_latest=2)
+    assert "it is a run folder with the steps 2, 3: " in run("ls", root).stderr
 
 
 def test_a_save_that_commits_after_the_listing(root: str, client: StoreClient, monkeypatch: pytest.MonkeyPatch) -> None:

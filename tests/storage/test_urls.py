@@ -7,9 +7,10 @@ import pickle
 
 import pytest
 
-from bytecheckpoint import BcpReader, BcpWriter, Config, save_state_dict
-from bytecheckpoint.errors import ConfigError, UnsupportedError
+from bytecheckpoint import BcpReader, BcpWriter, Config, read, save_state_dict
+from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, UnsupportedError
 from bytecheckpoint.storage.object_store import stores
+from bytecheckpoint.storage.object_store.client import StoreClient
 from bytecheckpoint.storage.object_store.urls import is_store_url, store_url
 
 
@@ -91,3 +92,12 @@ def test_the_web_address_of_a_bucket_needs_no_credentials(host: str) -> None:
     client = stores.use_store(f"https://{host}/run", Config())
     assert client.is_http
     assert type(client._store).__name__ == "HTTPStore"
+
+
+def test_an_object_that_is_no_checkpoint(root: str, client: StoreClient) -> None:
+    client.put("empty.pt", b"")
+    client.put("other.txt", b"hello")
+    with pytest.raises(CheckpointNotFoundError, match=rf"^open\({root}/empty\.pt\): the file is empty \(0 bytes\)$"):
+        read(f"{root}/empty.pt")
+    with pytest.raises(CheckpointNotFoundError, match=r"it is a file of 5 bytes that is no checkpoint: neither of"):
+        read(f"{root}/other.txt")

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from bytecheckpoint import BcpWriter, registered
+from bytecheckpoint import BcpWriter, Config, registered
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.staging.background import raise_unseen, submit, wait_for_queue
 from bytecheckpoint.staging.save_executor import SaveExecutor
@@ -68,7 +68,7 @@ def test_what_was_saved_is_destroyed_when_the_future_is_done() -> None:
         is_destroyed.set()
 
     weakref.finalize(state, note)
-    executor = SaveExecutor("/there", state, lambda: None, LIMIT_S)
+    executor = SaveExecutor("/there", state, lambda: None, Config(exit_timeout_s=LIMIT_S))
     submitted = threading.Event()
     future = executor.submit(lambda kept: submitted.wait(LIMIT_S), state)
     del state

@@ -6,6 +6,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from support.cli_runs import as_json, run
 
 import bytecheckpoint
+from bytecheckpoint import native
 from bytecheckpoint.cli import machine
 from bytecheckpoint.probes import of_torch, probe
 from bytecheckpoint.probes.probe import Probe
@@ -64,8 +67,49 @@ def test_a_refused_feature_is_broken_and_a_fallback_is_not(monkeypatch: pytest.M
 def test_a_newer_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = probe.version
     monkeypatch.setattr(probe, "version", lambda name: "2.99.0" if name == "torch" else theirs(name))
-    (torch,) = [item for item in as_json("doctor")["versions"] if item["name"] == "torch"]
+    monkeypatch.setattr("bytecheckpoint.cli.doctor.torch_mismatch", lambda: "")  # as if it was built for it
+    torch = torch_in(as_json("doctor"))
     assert (torch["version"], torch["state"]) == ("2.99.0", "note")
+
+
+def torch_in(said: dict[str, Any]) -> dict[str, str]:
+    (found,) = [item for item in said["versions"] if item["name"] == "torch"]
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "advice"),
+    [
+        ("2.3.0", "broken", "it is too old: install torch 2.10 or newer, and build it again"),
+        ("2.99.0", "broken", "and torch 2.99.0 is installed; build it again"),
+        ("git-1234", "note", "'git-1234' is no version that is known"),
+    ],
+)
+def test_a_torch_that_does_not_fit_is_told_first(
+    monkeypatch: pytest.MonkeyPatch, version: str, state: str, advice: str
+) -> None:
+    theirs = probe.version
+    for module in (probe, native):
+        monkeypatch.setattr(module, "version", lambda name: version if name == "torch" else theirs(name))
+    torch = torch_in(as_json("doctor", code=1))
+    assert (torch["version"], torch["state"]) == (version, state)
+    assert advice in torch["advice"]
+    lines = run("doctor").output.splitlines()
+    assert re.match(rf"{state} +torch +{version}", lines[2])
+    assert any(advice in line for line in lines[:8])
+
+
+def test_a_torch_without_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = probe.version
+
+    def version(name: str) -> str:
+        if name == "torch":
+            raise PackageNotFoundError(name)
+        return theirs(name)
+
+    monkeypatch.setattr(probe, "version", version)
+    torch = torch_in(as_json("doctor"))
+    assert (torch["version"], torch["state"]) == ("(unknown version)", "note")
 
 
 def test_settings_that_cannot_work_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_help_and_version() -> None:
 def test_a_command_that_is_nearly_one() -> None:
     said = run("prun", "x")
     assert said.exit_code == 2
-    assert said.output == "bcp: No such command 'prun'; did you mean 'prune'. See bcp --help\n"
+    assert said.output == "bcp: No such command 'prun'; did you mean 'prune'? See bcp --help\n"
     assert "did you mean" not in run("zzz").output
 
 

@@ -322,6 +322,54 @@ def test_a_failure_nobody_looked_at_is_told_at_the_end(tmp_path: Path, run: Run)
     assert "a background save to /proc/nowhere failed, and its result was not read: mkdir(/proc/nowhere)" in done.said
 
 
+# What is registered before the first background save runs after what we do at the end.
+FAILING = """
+import atexit, ctypes
+atexit.register(print, "last words")
+config = bcp.Config(failed_save_exit_code=70, exit_timeout_s=0.1)
+def begin():
+    if sys.argv[2] == "own":
+        return bcp.async_save_state_dict("/proc/nowhere", state, config=config).committed
+    if sys.argv[2] == "never":
+        class Never(bcp.BcpSavePlanner):
+            def resolve_data(self, item):
+                arrived.set()
+                threading.Event().wait()
+        future = bcp.async_save_state_dict(path, state, planner=Never(), config=config).committed
+        assert arrived.wait(30)
+        return future
+    bcp.register(config=config)
+    return dcp.async_save(state, checkpoint_id="/proc/nowhere", no_dist=True)
+future = begin()
+ctypes.CDLL(None).printf(b"of C\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "ending", "code"),
+    [
+        ("own", "", 70),
+        ("own", "future.exception()", 0),
+        ("register", "sys.exit(3)", 70),
+        ("never", "", 70),
+    ],
+)
+def test_an_exit_code_for_failures_nobody_looked_at(tmp_path: Path, call: str, ending: str, code: int) -> None:
+    command = [sys.executable, "-c", BEGIN + FAILING + ending, str(tmp_path / "ckpt"), call]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == code, done.stderr
+    assert {"last words", "of C"} <= {*done.stdout.splitlines()}
+    if code == 70 and call != "never":
+        assert "failed, and its result was not read" in done.stderr
+
+
+def test_a_committed_save_leaves_the_exit_code(tmp_path: Path) -> None:
+    ending = "bcp.async_save_state_dict(path, state, config=bcp.Config(failed_save_exit_code=70))"
+    command = [sys.executable, "-c", BEGIN + ending, str(tmp_path / "ckpt")]
+    assert subprocess.run(command, timeout=LIMIT_S, check=False).returncode == 0
+    assert_committed(tmp_path / "ckpt")
+
+
 def test_sigterm_waits_for_saves_and_then_ends_the_process(tmp_path: Path, run: Run) -> None:
     done = run(SIGTERM, tmp_path / "ckpt")
     assert done.code == -signal.SIGTERM, done.said

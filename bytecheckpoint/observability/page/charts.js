@@ -3,7 +3,7 @@
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function layout(more) {
-  const axis = { gridcolor: style("--line"), zerolinecolor: style("--line"), linecolor: style("--line"), automargin: true };
+  const axis = { gridcolor: style("--line"), zerolinecolor: style("--line"), linecolor: style("--line"), automargin: true, exponentformat: "none", separatethousands: true };
   const { xaxis = {}, yaxis = {}, ...rest } = more;
   return {
     paper_bgcolor: "rgba(0,0,0,0)",
@@ -93,32 +93,35 @@ function drawTrend(data, calls, what, choose) {
     ];
     note = "Ringed calls have findings. A click chooses a call.";
   } else if (what === "throughput") {
-    title = "GB/s";
-    const format = (value) => `${rate(value)} GB/s`;
+    const [unit, factor] = sizeUnit(calls.map((call) => (call.figure("gb_per_s") ?? 0) * 1e9));
+    const speed = (call) => (call.figure("gb_per_s") === null ? null : (call.figure("gb_per_s") * 1e9) / factor);
+    const format = (value) => `${bytes(value * factor)}/s`;
+    title = `${unit}/s`;
     traces = [
-      line("save", saves, x, of("gb_per_s"), "#2f7fd0", { rings: true, format }),
-      line("load", loads, x, of("gb_per_s"), "#ee8130", { rings: true, format, dash: "dot" }),
+      line("save", saves, x, speed, "#2f7fd0", { rings: true, format }),
+      line("load", loads, x, speed, "#ee8130", { rings: true, format, dash: "dot" }),
     ];
     const ends = calls.length ? [x(calls[0]), x(calls[calls.length - 1])] : [];
     for (const [name, of, colour] of [["fastest save", saves, "#2f7fd0"], ["fastest load", loads, "#ee8130"]]) {
-      const best = Math.max(...of.map((call) => call.figure("gb_per_s") ?? 0));
+      const best = Math.max(...of.map((call) => speed(call) ?? 0));
       if (!(best > 0)) continue;
-      const text = `${name} ${rate(best)} GB/s`;
+      const text = `${name} ${format(best)}`;
       traces.push({ type: "scatter", mode: "lines", name: text, x: ends, y: [best, best], hoverinfo: "name", line: { color: colour, dash: "dash", width: 1 } });
     }
     note = "Dashed: the fastest save and load of the run.";
   } else {
-    title = "GB";
+    const [unit, factor] = sizeUnit(saves.map((call) => call.totalBytes ?? 0));
+    title = unit;
     traces = [
       {
-        type: "bar", name: "bytes of a save", x: saves.map(x), y: saves.map((call) => (call.totalBytes ?? 0) / 1e9), marker: { color: "#2f7fd0" },
+        type: "bar", name: "bytes of a save", x: saves.map(x), y: saves.map((call) => (call.totalBytes ?? 0) / factor), marker: { color: "#2f7fd0" },
         customdata: saves.map((call) => call.index), text: saves.map((call) => `${plain(call.title)}<br>${bytes(call.totalBytes)}`), hoverinfo: "text", textposition: "none",
       },
     ];
   }
   traces = traces.filter((trace) => trace.x.length);
   draw("trend-chart", traces, { xaxis: axis, yaxis: { title: { text: title }, rangemode: "tozero" } },
-    `${TRENDS[what]} of ${count(saves.length)} saves and ${count(loads.length)} loads over the run`,
+    `${TRENDS[what]} of ${counted(data.num_saves, "save")} and ${counted(data.num_loads, "load")} over the run`,
     (point) => { if (typeof point.customdata === "number") choose(point.customdata); });
   document.getElementById("trend-note").textContent = note;
 }
@@ -129,6 +132,8 @@ function drawSpace(data, calls) {
   const there = new Set(steps.map((step) => step.path));
   const saves = calls.filter((call) => call.kind === "save" && call.is_there !== null && call.totalBytes !== null);
   const newest = [...new Map(saves.map((call) => [call.path, call])).values()];
+  const whole = (call) => (call.part ? call.path.slice(0, -call.part.length - 1) : call.path);
+  const number = (calls) => new Set(calls.map(whole)).size;
   const gone = newest.filter((call) => !call.is_there && !there.has(call.path.split("/")[0]));  // a part is in its step
   document.getElementById("space").hidden = !steps.length && !gone.length;
   if (!steps.length && !gone.length) return;
@@ -136,18 +141,20 @@ function drawSpace(data, calls) {
   const unnamed = steps.reduce((sum, step) => sum + step.unnamed_bytes, 0);
   const unread = steps.filter((step) => !step.is_readable).length;
   document.getElementById("space-note").textContent = [
-    steps.length ? `${count(steps.length)} ${steps.length === 1 ? "step takes" : "steps take"} ${bytes(all) || "0 B"} on disk${shared ? `; hard links between steps save ${bytes(shared)}` : ""}.` : "",
-    gone.length ? `${count(gone.length)} of the ${count(newest.length)} checkpoints that these saves made ${gone.length === 1 ? "is" : "are"} no longer there.` : "",
-    unnamed ? `${bytes(unnamed)} are in files that no commit mark names: of a save under way, or of one that died.` : "",
-    unread ? `${count(unread)} ${unread === 1 ? "step" : "steps"} could not be read.` : "",
+    steps.length ? `${count(steps.length)} ${steps.length === 1 ? "step takes" : "steps take"} ${bytes(all)} on disk${shared ? `; hard links between steps save ${bytes(shared)}` : ""}.` : "",
+    gone.length ? `${count(number(gone))} of the ${counted(number(newest), "checkpoint")} that these saves made ${number(gone) === 1 ? "is" : "are"} no longer there.` : "",
+    unnamed ? `${bytes(unnamed)} ${unnamed === 1 ? "is" : "are"} in files that no commit mark names: of a save under way, or of one that died.` : "",
+    unread ? `${counted(unread, "step")} could not be read.` : "",
     "bcp du RUN says what for; with --keep-latest N, also what a prune would free.",
   ].filter(Boolean).join(" ");
   const isByStep = steps.every((step) => step.step !== null) && gone.every((call) => call.step !== null);
   const x = (each) => (isByStep ? each.step : plain(each.path));
+  const sizes = [...steps.map((step) => step.own_bytes + step.linked_bytes), ...gone.map((call) => call.totalBytes)];
+  const [unit, factor] = sizeUnit(sizes);
   const bar = (name, colour, all, size) => {
     const some = all.filter((each) => size(each) > 0);
     return {
-      type: "bar", name, x: some.map(x), y: some.map((each) => size(each) / 1e9), marker: { color: colour },
+      type: "bar", name, x: some.map(x), y: some.map((each) => size(each) / factor), marker: { color: colour },
       text: some.map((each) => `${plain(each.path)}<br>${bytes(size(each))} ${name}`), hoverinfo: "text", textposition: "none",
     };
   };
@@ -157,6 +164,6 @@ function drawSpace(data, calls) {
     bar("in files that no commit mark names", "#d2423d", steps, (step) => step.unnamed_bytes),
     bar("removed", "#b9c1cc", gone, (call) => call.totalBytes),
   ].filter((trace) => trace.x.length);
-  draw("space-chart", traces, { height: 220, barmode: "stack", xaxis: { title: { text: isByStep ? "step" : "checkpoint" } }, yaxis: { title: { text: "GB" } } },
-    `What ${count(steps.length)} steps take on disk, and ${count(gone.length)} checkpoints that were removed`);
+  draw("space-chart", traces, { height: 220, barmode: "stack", xaxis: { title: { text: isByStep ? "step" : "checkpoint" } }, yaxis: { title: { text: unit } } },
+    `What ${counted(steps.length, "step")} ${steps.length === 1 ? "takes" : "take"} on disk, and ${counted(number(gone), "checkpoint")} that ${number(gone) === 1 ? "was" : "were"} removed`);
 }

@@ -18,6 +18,7 @@ from bytecheckpoint.observability.page.rank_columns import num_cells, num_spans,
 from bytecheckpoint.observability.page.untrusted import cleaned, shown
 from bytecheckpoint.observability.run_folder import Run, holds_steps
 from bytecheckpoint.observability.summary import Trouble, failure_text
+from bytecheckpoint.observability.whole_calls import num_calls, part_of
 
 __all__ = ["LargestTensors", "Space", "StepSpace", "page_contents"]
 
@@ -106,6 +107,8 @@ def page_contents(
         "run": shown(run.path.name or str(run.path)),
         "path": shown(str(run.path)),
         "skipped": run.num_skipped,
+        "num_saves": num_calls(run.records, "save"),
+        "num_loads": num_calls(run.records, "load"),
         "config": cleaned(newest.get("config")),
         "versions": cleaned(newest.get("versions")),
         "reload_s": reload_s,
@@ -178,6 +181,7 @@ def _call(
     return {
         **{name: cleaned(record.get(name)) for name in names},
         "report": cleaned({name: value for name, value in report_of(record).items() if name != "ranks"}),
+        "part": part_of(record),
         "is_there": _is_there(run, record),
         "findings": [_finding(finding) for finding in found],
         "ranks": ranks,

@@ -19,16 +19,25 @@ function seconds(value) {
   return size >= 1e-4 || size === 0 ? `${+(value * 1e3).toFixed(1)} ms` : `${(value * 1e6).toFixed(0)} µs`;
 }
 
+const SIZES = [["PB", 1e15], ["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
+
 function bytes(value) {
   if (value === null || value === undefined) return "";
-  for (const [unit, factor] of [["PB", 1e15], ["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+  for (const [unit, factor] of SIZES) {
     if (value >= factor) return `${(value / factor).toPrecision(3)} ${unit}`;
   }
-  return `${Math.round(value)} B`;
+  return counted(Math.round(value), "byte");
 }
 
-const rate = (value) => (value === null ? "" : value >= 100 ? count(Math.round(value)) : value.toPrecision(3));
+// The unit of an axis of sizes, by the largest of them: its name, and how many bytes it has.
+function sizeUnit(sizes) {
+  const most = Math.max(0, ...sizes);
+  return SIZES.find(([, factor]) => most >= factor) ?? ["bytes", 1];
+}
+
+const rate = (gbPerS) => (gbPerS === null ? "" : `${bytes(gbPerS * 1e9)}/s`);
 const count = (value) => Number(value).toLocaleString("en-US");
+const counted = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 const ratio = (value) => `${value >= 10 ? value.toFixed(0) : value.toFixed(value < 3 ? 2 : 1)}×`;
 const percent = (value) => `${(value * 100).toFixed(value < 0.1 ? 1 : 0)} %`;
 
@@ -107,7 +116,8 @@ class Call {
 
   get title() {
     const what = this.kind === "save" ? "Save" : "Load";
-    return this.step === null ? `${what} of ${this.path ?? "?"}` : `${what} of step ${count(this.step)}`;
+    if (this.step === null) return `${what} of ${this.path ?? "?"}`;
+    return `${what} of step ${count(this.step)}${this.part ? ` (${this.part})` : ""}`;
   }
 
   unpacked(kind, name) {

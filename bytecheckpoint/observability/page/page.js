@@ -23,7 +23,7 @@ const COLUMNS = [
   { key: "bytes", name: "size", of: (call) => call.totalBytes, text: (call) => bytes(call.totalBytes) },
   { key: "total_s", name: "took", of: (call) => call.figure("total_s"), text: (call) => seconds(call.figure("total_s")) },
   { key: "blocked_s", name: "blocked", of: (call) => call.figure("blocked_s"), text: (call) => seconds(call.figure("blocked_s")) },
-  { key: "gb_per_s", name: "GB/s", of: (call) => call.figure("gb_per_s"), text: (call) => rate(call.figure("gb_per_s")) },
+  { key: "gb_per_s", name: "rate", of: (call) => call.figure("gb_per_s"), text: (call) => rate(call.figure("gb_per_s")) },
   { key: "balance", name: "balance", of: (call) => call.figure("balance"), text: (call) => call.figure("balance")?.toFixed(2) ?? "" },
   { key: "commit_s", name: "commit", of: (call) => call.figure("commit_s"), text: (call) => seconds(call.figure("commit_s")) },
   { key: "findings", name: "findings", left: true, of: (call) => call.findings.reduce((sum, each) => sum + each.seconds, 0), text: (call) => call.findings.map(shortly).join("; "), class: "mark" },
@@ -43,10 +43,9 @@ function choice(id, options, chosen, pick) {
 function showHead() {
   document.title = `Checkpoints of ${data.run}`;
   document.getElementById("run").textContent = data.run;
-  const number = (kind) => calls.filter((call) => call.kind === kind).length;
   const span = calls.length ? `, ${when(calls[0])} to ${when(calls[calls.length - 1])} UTC` : "";
-  const skipped = data.skipped ? `; ${count(data.skipped)} lines of the journal could not be read` : "";
-  document.getElementById("about").textContent = `${data.path}: ${count(number("save"))} saves, ${count(number("load"))} loads${span}${skipped}`;
+  const skipped = data.skipped ? `; ${counted(data.skipped, "line")} of the journal could not be read` : "";
+  document.getElementById("about").textContent = `${data.path}: ${counted(data.num_saves, "save")}, ${counted(data.num_loads, "load")}${span}${skipped}`;
   const versions = Object.entries(data.versions ?? {}).map(([name, version]) => `${name} ${version}`).join(", ");
   document.getElementById("made").textContent = `Made by bcp report. ${versions}`;
 }
@@ -118,7 +117,7 @@ function showTiles(call) {
     ["took", seconds(report("total_s"))],
     ["training stood still", call.is_async ? seconds(report("blocked_s")) : null],
     ["size", bytes(call.totalBytes)],
-    ["GB/s", rate(report("gb_per_s"))],
+    ["rate", rate(report("gb_per_s"))],
     ["ranks", call.world_size === null ? null : count(call.world_size)],
     ["balance", report("balance")?.toFixed(2)],
     ["plan cache", call.report.plan?.cache],
@@ -242,7 +241,7 @@ function showTensors() {
   document.getElementById("tensors").hidden = !data.tensors;
   if (!data.tensors) return;
   const { path, num_tensors: num, num_bytes: size, rows } = data.tensors;
-  document.getElementById("tensors-note").textContent = `${path}: ${count(num)} tensors, ${bytes(size)}; the ${count(rows.length)} largest:`;
+  document.getElementById("tensors-note").textContent = `${path}: ${counted(num, "tensor")}, ${bytes(size)}; the ${rows.length === 1 ? "" : `${count(rows.length)} `}largest:`;
   const cell = (text, left) => el("td", { class: left ? "left name" : null }, text);
   document.getElementById("tensors-table").replaceChildren(
     el("thead", {}, el("tr", {}, ...["name", "dtype", "shape", "size", "shards", "of all"].map((name, at) => el("th", { class: at < 3 ? "left" : null, scope: "col" }, name)))),

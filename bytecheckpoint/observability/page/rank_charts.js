@@ -126,7 +126,7 @@ function drawHeat(call, state, open) {
     yaxis: { showgrid: false, fixedrange: true },
     shapes,
   };
-  draw("heat-chart", rows.length ? [trace] : [], more, rows.length ? `Heat map of ${rows.length} rows and ${groups.length} ${what}` : "This record has no figures of ranks.",
+  draw("heat-chart", rows.length ? [trace] : [], more, rows.length ? `Heat map of ${counted(rows.length, "row")} and ${count(groups.length)} ${groups.length === 1 ? "column" : what}` : "This record has no figures of ranks.",
     (point) => open(groups[point.x]));
 }
 
@@ -155,7 +155,7 @@ function laneRows(call, ranks) {
         label,
         spans: spans.map(([phase, begin, length, busy, num, size]) => [
           phase, begin / 1e6, length / 1e6,
-          `<b>${label}</b><br>${plain(phase)}: ${seconds(length / 1e6)} from ${seconds(begin / 1e6)}<br>busy ${seconds(busy / 1e6)}, ${count(num)} times${size ? `, ${bytes(size)}` : ""}`,
+          `<b>${label}</b><br>${plain(phase)}: ${seconds(length / 1e6)} from ${seconds(begin / 1e6)}<br>busy ${seconds(busy / 1e6)}, ${counted(num, "time")}${size ? `, ${bytes(size)}` : ""}`,
         ]),
       });
     }
@@ -190,12 +190,12 @@ function timelineRanks(call, which, unit) {
 }
 
 function drawTimeline(call, state) {
-  const hasLanes = Object.keys(call.timelines).length > 0;
+  const numRecorded = Object.keys(call.timelines).length, hasLanes = numRecorded > 0;
   let rows, note;
   if (hasLanes && state.timeline !== "phases") {
     const ranks = timelineRanks(call, state.timeline, state.unit);
     rows = laneRows(call, ranks);
-    note = `Seconds since the coordinator began. Lanes are threads; ${Object.keys(call.timelines).length} ranks were recorded, ${ranks.length} are shown.`;
+    note = `Seconds since the coordinator began. Lanes are threads; ${numRecorded === 1 ? "1 rank was" : `${numRecorded} ranks were`} recorded, ${ranks.length} ${ranks.length === 1 ? "is" : "are"} shown.`;
   } else {
     const ended = call.column("ended_s");
     const units = [...Array(call.num).keys()].sort((a, b) => (ended ? ended[b] - ended[a] : a - b)).slice(0, 24);
@@ -210,7 +210,7 @@ function drawTimeline(call, state) {
     height: 19 * rows.length + 90, barmode: "overlay", showlegend: true, margin: { l: 120, r: 20, t: 30, b: 40 }, bargap: 0.1,
     xaxis: { title: { text: "seconds" }, rangemode: "tozero" },
     yaxis: { categoryorder: "array", categoryarray: rows.map((row) => row.label), showgrid: false, fixedrange: true, dtick: 1 },
-  }, traces.length ? `Timeline of ${rows.length} rows` : "This record has no timelines and no phases of ranks.");
+  }, traces.length ? `Timeline of ${counted(rows.length, "row")}` : "This record has no timelines and no phases of ranks.");
 }
 
 function drawDistribution(id, call, name, title, format, pick) {
@@ -218,13 +218,13 @@ function drawDistribution(id, call, name, title, format, pick) {
   if (!values || !values.length) return draw(id, [], {}, `This record does not have ${title}.`);
   const usual = call.typicalOf("columns", name);
   const most = Math.max(...values), least = Math.min(...values);
-  const scale = name === "num_bytes" ? (most >= 1e9 ? [1e9, "GB"] : most >= 1e6 ? [1e6, "MB"] : [1e3, "kB"]) : [1, "seconds"];
+  const scale = name === "num_bytes" ? sizeUnit([most]) : ["seconds", 1];
   const mark = { type: "line", line: { color: style("--ink"), width: 1, dash: "dot" } };
   const label = `${title}: typical ${format(usual)}, largest ${format(most)}, smallest ${format(least)}`;
   const heading = { text: label, font: { size: 12 }, x: 0, xanchor: "left", pad: { l: 8 } };
   if (values.length <= 64) {
     const trace = {
-      type: "bar", x: [...values.keys()], y: Array.from(values, (value) => value / scale[0]), hoverinfo: "text", textposition: "none",
+      type: "bar", x: [...values.keys()], y: Array.from(values, (value) => value / scale[1]), hoverinfo: "text", textposition: "none",
       marker: { color: Array.from(values, (value) => (usual > 0 && value >= 1.5 * usual ? "#d2423d" : "#2f7fd0")) },
       text: Array.from(values, (value, unit) => `${plain(call.nameOf(unit))}: ${format(value)}`),
     };
@@ -232,7 +232,7 @@ function drawDistribution(id, call, name, title, format, pick) {
     return draw(id, [trace], {
       title: heading, margin: { l: 60, r: 10, t: 34, b: 44 }, height: 240,
       xaxis: { title: { text: "rank" }, tickvals: ticks, ticktext: ticks.map((at) => plain(call.nameOf(at).replace(/^ranks? /, ""))) },
-      yaxis: { title: { text: scale[1] } }, shapes: [{ ...mark, xref: "paper", x0: 0, x1: 1, y0: usual / scale[0], y1: usual / scale[0] }],
+      yaxis: { title: { text: scale[0] } }, shapes: [{ ...mark, xref: "paper", x0: 0, x1: 1, y0: usual / scale[1], y1: usual / scale[1] }],
     }, label, (point) => pick([point.x]));
   }
   const width = (most - least) / 40 || 1;
@@ -240,13 +240,13 @@ function drawDistribution(id, call, name, title, format, pick) {
   values.forEach((value, unit) => bins[Math.min(39, Math.floor((value - least) / width))].push(unit));
   const middle = (at) => least + (at + 0.5) * width;
   const trace = {
-    type: "bar", x: bins.map((_, at) => middle(at) / scale[0]), y: bins.map((bin) => bin.length), width: (width / scale[0]) * 0.94, hoverinfo: "text", textposition: "none",
+    type: "bar", x: bins.map((_, at) => middle(at) / scale[1]), y: bins.map((bin) => bin.length), width: (width / scale[1]) * 0.94, hoverinfo: "text", textposition: "none",
     marker: { color: bins.map((_, at) => (usual > 0 && middle(at) >= 1.5 * usual ? "#d2423d" : "#2f7fd0")) },
-    text: bins.map((bin, at) => `${count(bin.length)} ranks with ${format(middle(at) - width / 2)} to ${format(middle(at) + width / 2)}${bin.length && bin.length <= 6 ? `<br>${bin.map((unit) => plain(call.nameOf(unit))).join(", ")}` : ""}`),
+    text: bins.map((bin, at) => `${counted(bin.length, "rank")} with ${format(middle(at) - width / 2)} to ${format(middle(at) + width / 2)}${bin.length && bin.length <= 6 ? `<br>${bin.map((unit) => plain(call.nameOf(unit))).join(", ")}` : ""}`),
   };
   draw(id, [trace], {
-    title: heading, margin: { l: 60, r: 10, t: 34, b: 44 }, height: 240, xaxis: { title: { text: scale[1] } }, yaxis: { title: { text: "ranks (log)" }, type: "log", dtick: 1 },
-    shapes: [{ ...mark, yref: "paper", y0: 0, y1: 1, x0: usual / scale[0], x1: usual / scale[0] }],
+    title: heading, margin: { l: 60, r: 10, t: 34, b: 44 }, height: 240, xaxis: { title: { text: scale[0] } }, yaxis: { title: { text: "ranks (log)" }, type: "log", dtick: 1 },
+    shapes: [{ ...mark, yref: "paper", y0: 0, y1: 1, x0: usual / scale[1], x1: usual / scale[1] }],
   }, label, (point) => { if (bins[point.pointIndex].length) pick(bins[point.pointIndex]); });
 }
 
@@ -259,13 +259,15 @@ function drawSizes(call) {
     if (!rows.length) continue;
     rows.sort((a, b) => a[0] - b[0]);
     traces.push({
-      type: "bar", name: plain(phase), x: rows.map((row) => row[0]), y: rows.map((row) => row[3] / 1e9 / row[2]), marker: { color: colourOf(phase) }, hoverinfo: "text",
-      hovertext: rows.map(([log2, num, s, size]) => `<b>${plain(phase)}</b>, pieces from ${bytes(2 ** log2)}<br>${count(num)} pieces, ${bytes(size)} in ${seconds(s)}: ${rate(size / 1e9 / s)} GB/s`),
+      type: "bar", name: plain(phase), x: rows.map((row) => row[0]), y: rows.map((row) => row[3] / row[2]), marker: { color: colourOf(phase) }, hoverinfo: "text",
+      hovertext: rows.map(([log2, num, s, size]) => `<b>${plain(phase)}</b>, pieces from ${bytes(2 ** log2)}<br>${counted(num, "piece")}, ${bytes(size)} in ${seconds(s)}: ${bytes(size / s)}/s`),
       text: rows.map((row) => percent(row[2] / all)), textposition: "outside", cliponaxis: false,
     });
   }
+  const [unit, factor] = sizeUnit(traces.flatMap((trace) => trace.y));
+  for (const trace of traces) trace.y = trace.y.map((perS) => perS / factor);
   const names = [...new Set(traces.flatMap((trace) => trace.x))].sort((a, b) => a - b);
   const binary = (log2) => `${2 ** (log2 % 10)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][Math.floor(log2 / 10)] ?? ""}`;
-  draw("sizes-chart", traces, { height: 240, margin: { l: 60, r: 10, t: 30, b: 44 }, xaxis: { tickvals: names, ticktext: names.map((log2) => `from ${binary(log2)}`), type: "category", categoryorder: "array", categoryarray: names }, yaxis: { title: { text: "GB/s of busy time" } } },
+  draw("sizes-chart", traces, { height: 240, margin: { l: 60, r: 10, t: 30, b: 44 }, xaxis: { tickvals: names, ticktext: names.map((log2) => `from ${binary(log2)}`), type: "category", categoryorder: "array", categoryarray: names }, yaxis: { title: { text: `${unit}/s of busy time` } } },
     traces.length ? `Throughput by size of the pieces, of ${traces.map((trace) => trace.name).join(", ")}` : "This record does not have sizes of pieces.");
 }
