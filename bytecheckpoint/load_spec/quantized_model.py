@@ -59,7 +59,7 @@ def _transform_of(quantization: Mapping[str, Any], names: Sequence[str], dtype: 
     method = quantization.get("quant_method")
     if method == "mxfp4":
         return DequantizeMXFP4("*_blocks", "*_scales", "*", dtype)
-    if method == "fp8" and not any(name.endswith("_scale_inv") for name in names):  # as DeepSeek itself names V4
+    if method == "fp8" and not any(name.endswith("scale_inv") for name in names):  # as DeepSeek itself names V4
         block = _block(quantization.get("weight_block_size"))
         return Dequantize("*.weight", "*.scale", block=block, dtype=dtype)
     if method == "fp8":
