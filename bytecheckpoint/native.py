@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bytecheckpoint import _C as _C
     from bytecheckpoint import _core as _core
 
-__all__ = ["REBUILD", "extension", "torch_mismatch"]
+__all__ = ["REBUILD", "extension", "other_package", "torch_mismatch"]
 
 REBUILD = (
     "build it again for the installed versions: run pip install --no-build-isolation --no-deps --force-reinstall . in "
@@ -46,7 +46,20 @@ def extension(name: str) -> ModuleType:
     try:
         return import_module(f"bytecheckpoint.{name}")
     except ImportError as error:
-        raise ImportError(f"bytecheckpoint.{name} cannot be imported ({error}): {_built_for()}; {REBUILD}") from error
+        why = other_package() or f"{_built_for()}; {REBUILD}"
+        raise ImportError(f"bytecheckpoint.{name} cannot be imported ({error}): {why}") from error
+
+
+def other_package() -> str:
+    """Returns what is wrong if the other package of this import name is installed, too, otherwise ""."""
+    try:
+        theirs = version("bytecheckpoint")
+    except PackageNotFoundError:
+        return ""
+    return (
+        f"the package bytecheckpoint {theirs} is installed beside bytecheckpoint-dcp, under the same import name, and "
+        "each replaces files of the other: pip uninstall both, and install the one that is wanted again"
+    )
 
 
 def torch_mismatch() -> str:

@@ -241,7 +241,7 @@ def _warn_of_url(checkpoint_id: Any) -> None:
         return
     _has_warned_of_url = True
     scheme = str(checkpoint_id).partition("://")[0]  # the rest may hold secrets
-    hint = " (pip install 'bytecheckpoint[cloud]' for ours)" if can_be_place(checkpoint_id) else ""
+    hint = " (pip install 'bytecheckpoint-dcp[cloud]' for ours)" if can_be_place(checkpoint_id) else ""
     warnings.warn(
         f"bytecheckpoint: {scheme}://...: register() leaves URLs to DCP's own writer and reader{hint}: such a save "
         "is not atomic and has no checksums, and a load runs the code in its pickles",

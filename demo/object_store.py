@@ -393,7 +393,7 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--{option.replace('_', '-')} must be at least 1")
     if arguments.steps < 4 * arguments.every:
         parser.error("--steps must be at least four times --every")
-    for module, package in (("obstore", "bytecheckpoint[cloud]"), ("rich", "bytecheckpoint[demo]")):
+    for module, package in (("obstore", "bytecheckpoint-dcp[cloud]"), ("rich", "bytecheckpoint-dcp[demo]")):
         if find_spec(module) is None:
             parser.error(f"{module} is not installed: pip install '{package}'")
     if find_weed() is None:

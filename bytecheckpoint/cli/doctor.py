@@ -16,7 +16,7 @@ import click
 import bytecheckpoint
 from bytecheckpoint.cli.options import checked_path, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
-from bytecheckpoint.native import REBUILD, extension, torch_mismatch
+from bytecheckpoint.native import REBUILD, extension, other_package, torch_mismatch
 from bytecheckpoint.probes.of_olmo import OLMO_FEATURES
 from bytecheckpoint.probes.of_torch import TORCH_FEATURES
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_FEATURES
@@ -79,7 +79,8 @@ def command(ctx: click.Context, path: str | None, as_json: bool) -> None:
 
 
 def _versions() -> Iterator[dict[str, str]]:
-    yield _version("bytecheckpoint", bytecheckpoint.__version__, text=_format())
+    other = other_package()
+    yield _version("bytecheckpoint", bytecheckpoint.__version__, _BROKEN if other else "ok", _format(), other)
     yield _version("Python", platform.python_version())
     for package, (name, oldest, newest) in TESTED.items():
         found = installed(package)

@@ -74,8 +74,8 @@ def command(
     RUN is a run folder, or a checkpoint, or a folder that Config(journal=...) named: each save writes a line to .bcp in
     the folder of its checkpoint. Saves that failed or died come first. The page is one HTML file, report.html here, or
     in RUN/.bcp if there is such a folder. It needs no network. With --json, with --trace and without -o, and if no call
-    has succeeded, no page is written; nor without plotly (pip install 'bytecheckpoint[report]'), which is an error with
-    -o and --follow alone. A trace is opened at ui.perfetto.dev.
+    has succeeded, no page is written; nor without plotly (pip install 'bytecheckpoint-dcp[report]'), which is an error
+    with -o and --follow alone. A trace is opened at ui.perfetto.dev.
 
     \b
     Example:

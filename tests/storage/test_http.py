@@ -23,7 +23,9 @@ from bytecheckpoint.checkpoint.disk_usage import disk_usage
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, CheckpointNotFoundError, StorageError
 from bytecheckpoint.storage.object_store.stores import use_store
 
-pytest.importorskip("obstore", reason="obstore is not installed: NO URL IS TESTED; pip install 'bytecheckpoint[cloud]'")
+pytest.importorskip(
+    "obstore", reason="obstore is not installed: NO URL IS TESTED; pip install 'bytecheckpoint-dcp[cloud]'"
+)
 
 NUMEL = 3_000_000  # of float32: two reads
 NOTE = "unreferenced files were not looked for: over HTTP a folder has no listing"

@@ -181,3 +181,16 @@ def test_device_and_device_code(capability: tuple[int, int], state: str, text: s
 @pytest.mark.parametrize(("architectures", "state"), [(["sm_80"], "slow"), (["compute_80"], "ok")])
 def test_a_newer_device_needs_ptx(architectures: list[str], state: str) -> None:
     assert machine.gpu_finding(True, "13.0", (13, 0), architectures, (9, 0)).state == state
+
+
+def test_the_other_package_of_this_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ByteDance's installs into the same folder, so each replaces files of the other."""
+    metadata = tmp_path / "bytecheckpoint-0.0.3.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: bytecheckpoint\nVersion: 0.0.3\n")
+    assert run("doctor").exit_code == 0
+    monkeypatch.syspath_prepend(tmp_path)
+    said = run("doctor")
+    assert said.exit_code == 1
+    assert "the package bytecheckpoint 0.0.3 is installed beside bytecheckpoint-dcp" in said.output
+    assert "pip uninstall both" in said.output

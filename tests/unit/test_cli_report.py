@@ -88,10 +88,10 @@ def test_without_plotly_there_is_the_text(folder: Path, tmp_path: Path, monkeypa
     assert (said.exit_code, said.stderr) == (0, "")
     lines = said.output.splitlines()
     assert lines[0] == f"{folder}: 5 saves, 0 loads"
-    assert lines[-1] == "the page needs plotly, which is not installed: pip install 'bytecheckpoint[report]'"
+    assert lines[-1] == "the page needs plotly, which is not installed: pip install 'bytecheckpoint-dcp[report]'"
     for options in (["-o", "page.html"], ["--follow"]):
         said = run("report", str(folder), *options)
-        assert (said.exit_code, "pip install 'bytecheckpoint[report]'" in said.stderr) == (2, True)
+        assert (said.exit_code, "pip install 'bytecheckpoint-dcp[report]'" in said.stderr) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -344,4 +344,4 @@ def test_without_plotly_the_words_are_still_there(folder: Path) -> None:
     ran = in_python(code, folder)
     assert ran.returncode == 0
     assert "rank 2 on node0" in ran.stdout
-    assert "pip install 'bytecheckpoint[report]'" in ran.stdout
+    assert "pip install 'bytecheckpoint-dcp[report]'" in ran.stdout

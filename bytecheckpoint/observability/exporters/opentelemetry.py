@@ -34,7 +34,7 @@ class OpenTelemetryExporter:
         tracer_provider: Where spans go; None takes the global provider.
 
     Raises:
-        ImportError: OpenTelemetry is not installed (``pip install 'bytecheckpoint[otel]'``).
+        ImportError: OpenTelemetry is not installed (``pip install 'bytecheckpoint-dcp[otel]'``).
     """
 
     def __init__(

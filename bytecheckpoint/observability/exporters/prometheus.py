@@ -27,7 +27,7 @@ class PrometheusExporter:
         registry: Registry to which the metrics are added; None takes the default one. It can have one such exporter.
 
     Raises:
-        ImportError: ``prometheus_client`` is not installed (``pip install 'bytecheckpoint[prometheus]'``).
+        ImportError: ``prometheus_client`` is not installed (``pip install 'bytecheckpoint-dcp[prometheus]'``).
         ValueError: The registry has these metrics already.
     """
 

@@ -25,7 +25,7 @@ class TensorBoardExporter:
         writer: The ``SummaryWriter`` to add to. For a folder, one is made that writes there.
 
     Raises:
-        ImportError: TensorBoard is not installed (``pip install 'bytecheckpoint[tensorboard]'``).
+        ImportError: TensorBoard is not installed (``pip install 'bytecheckpoint-dcp[tensorboard]'``).
     """
 
     def __init__(self, writer: SummaryWriter | str | os.PathLike[str]) -> None:

@@ -30,7 +30,7 @@ class WandbExporter:
 
     Raises:
         ConfigError: There is no current run.
-        ImportError: ``wandb`` is not installed (``pip install 'bytecheckpoint[wandb]'``).
+        ImportError: ``wandb`` is not installed (``pip install 'bytecheckpoint-dcp[wandb]'``).
     """
 
     def __init__(self, run: Run | None = None, *, commit: bool = False) -> None:

@@ -70,4 +70,4 @@ def _plotly() -> bytes:
         path = Path(folder) / "package_data" / "plotly.min.js"
         if path.exists():
             return path.read_bytes()
-    raise UnsupportedError("the page needs plotly, which is not installed: pip install 'bytecheckpoint[report]'")
+    raise UnsupportedError("the page needs plotly, which is not installed: pip install 'bytecheckpoint-dcp[report]'")

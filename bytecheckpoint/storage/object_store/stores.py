@@ -74,7 +74,7 @@ def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
         UnsupportedError: obstore is not installed.
     """
     if not can_use_stores():
-        raise UnsupportedError(f"{url}: URLs need obstore: pip install 'bytecheckpoint[cloud]'", url)
+        raise UnsupportedError(f"{url}: URLs need obstore: pip install 'bytecheckpoint-dcp[cloud]'", url)
     _refuse_forked_child(url)
     root, prefix = _root_and_prefix(url)
     once = functools.partial(_open, root, config, once=True)
