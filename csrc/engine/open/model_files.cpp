@@ -156,7 +156,7 @@ Status take_index(const std::string& index, ModelFiles* files) {
     return std::find(those.names.begin(), those.names.end(), single) != those.names.end();
   };
   ModelFiles of_index{files->directory, {}, {}, {}, {}, {}};
-  const Status outcome = use_index_in(files->directory, index, &of_index);
+  Status outcome = use_index_in(files->directory, index, &of_index);
   if (!has(*files) || (outcome.is_ok() && has(of_index))) {
     *files = std::move(of_index);
     return outcome;
