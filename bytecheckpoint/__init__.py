@@ -15,6 +15,8 @@ from bytecheckpoint import _reference_names
 if TYPE_CHECKING:  # each name again as itself: so it is one of the package's own
     from bytecheckpoint.checkpoint.digests import Digest as Digest
     from bytecheckpoint.checkpoint.digests import digest as digest
+    from bytecheckpoint.checkpoint.keeping import pin as pin
+    from bytecheckpoint.checkpoint.keeping import unpin as unpin
     from bytecheckpoint.checkpoint.retention import Retention as Retention
     from bytecheckpoint.checkpoint.retention import RetentionReport as RetentionReport
     from bytecheckpoint.checkpoint.retention import prune as prune
@@ -75,6 +77,7 @@ __version__ = "0.1.0"
 # The names of the package, by the module below it that has them. None is imported before somebody asks for it.
 _NAMES = {
     "checkpoint.digests": "Digest digest",
+    "checkpoint.keeping": "pin unpin",
     "checkpoint.retention": "Retention RetentionReport prune",
     "checkpoint.steps": "scan_steps",
     "checkpoint.verification": "verify",

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 
 from bytecheckpoint.checkpoint.commit_order import CommitOrder, Step, commit_order
+from bytecheckpoint.checkpoint.keeping import KeepBest, best_of, check_keep_best, pins_of, young_of
 from bytecheckpoint.checkpoint.steps import scan_steps
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
@@ -96,9 +97,9 @@ class Retention:
     counts like any other, though ``latest`` returns it first: it may be the one before, for the moment between a commit
     and the change of the tracker.
 
-    Whatever the rules say, these stay: what this process committed last; what it loaded last, until it commits one of
-    the run itself; what the tracker names; and, if saves that began before have younger commit marks, the youngest of
-    these.
+    Whatever the rules say, these stay: what is pinned (see ``pin``); what this process committed last; what it loaded
+    last, until it commits one of the run itself; what the tracker names; and, if saves that began before have younger
+    commit marks, the youngest of these.
 
     The order of the removal never leaves half a checkpoint that loads. First the checkpoints that stay are made
     durable. Then, for each one that goes, the commit mark is removed and that is synced, then the files, then the
@@ -127,6 +128,9 @@ class Retention:
         root: Folder of the run, with one folder for each step; or its URL in an object store.
         keep_latest: Number of the newest checkpoints to keep, 1 or more.
         keep_every: Also keep the steps that this number divides; None keeps no others.
+        keep_best: Also keep the best by a metric of their user metadata: ``("loss", 3)`` the three lowest,
+            ``("eval.accuracy", 1, "max")`` the highest. Steps without it do not count.
+        keep_within_s: Also keep what was committed within so many seconds before now.
         pattern: Pattern of the names of step folders; see ``scan_steps``.
         remove_corrupt: Whether to also remove damaged and incomplete checkpoints, if a newer step is complete.
         remove_others: If False, only files of a checkpoint are removed. A folder with other files then stays, without a
@@ -144,6 +148,8 @@ class Retention:
     _: KW_ONLY
     keep_latest: int
     keep_every: int | None = None
+    keep_best: KeepBest | None = None
+    keep_within_s: float | None = None
     pattern: str | None = None
     remove_corrupt: bool = False
     remove_others: bool = True
@@ -155,8 +161,13 @@ class Retention:
         _check_count("keep_latest", self.keep_latest)
         if self.keep_every is not None:
             _check_count("keep_every", self.keep_every)
-        if isinstance(self.grace_s, bool) or not isinstance(self.grace_s, int | float) or not self.grace_s >= 0:
-            raise ConfigError(f"grace_s={self.grace_s!r}: must be a number of seconds >= 0")
+        if self.keep_best is not None:
+            check_keep_best(self.keep_best)
+        for name in ("grace_s", "keep_within_s"):
+            value = getattr(self, name)
+            is_unset = value is None and name == "keep_within_s"
+            if not is_unset and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
+                raise ConfigError(f"{name}={value!r}: must be a number of seconds >= 0")
         object.__setattr__(self, "root", str(known(location(self.root), self.config)))
         compile_pattern(self.pattern)
 
@@ -224,8 +235,14 @@ class Retention:
         order = commit_order(as_place(self.root), committed)
         complete = [committed[step] for step in order.steps if committed[step].is_complete]  # the newest first
         by_time = [committed[step] for step in order.by_time if committed[step].is_complete]
-        by_rules = [folder for place, folder in enumerate(by_time, 1) if self._keeps(folder, place, protect)]
+        chosen = self._chosen(by_time)
+        by_rules = [
+            folder
+            for place, folder in enumerate(by_time, 1)
+            if folder.path in chosen or self._keeps(folder, place, protect)
+        ]
         needed = {path: why for path, why in _needed(order, complete).items() if path not in _paths(by_rules)}
+        needed |= pins_of(_paths(committed.values()) - _paths(by_rules))
         report.protected.update(needed)
         kept = [folder for folder in complete if folder in by_rules or folder.path in needed]
         report.kept.extend(sorted(folder.step for folder in kept))
@@ -237,7 +254,7 @@ class Retention:
         report.doubts.extend(filter(None, [order.doubts_about(_step_of(newest))]))
         # A complete one without a place in the order cannot be looked at any more: it is left alone.
         going = [folder for folder in folders if folder in complete or not folder.is_complete]
-        going = [folder for folder in going if folder not in kept and folder.step not in protect]
+        going = [each for each in going if each.path not in needed and each not in kept and each.step not in protect]
         report.warnings.extend(removal.begin(newest))
         newer = [folder for folder in going if order.is_newer(_step_of(folder), _step_of(newest))]
         going = [folder for folder in going if self._may_go(folder, newest, newer, removal, report)]
@@ -248,6 +265,11 @@ class Retention:
         freed = sum(self._remove(folder, removal, report) for folder in going)
         report.warnings.extend(removal.end(self._unseen(folders)))
         return freed
+
+    def _chosen(self, complete: list[StepFolder]) -> dict[str, str]:
+        """Returns the paths of checkpoints that a look into them, or at their age, keeps, with the reason."""
+        best = {} if self.keep_best is None else best_of(complete, self.keep_best)
+        return best | ({} if self.keep_within_s is None else young_of(complete, self.keep_within_s))
 
     def _unseen(self, folders: list[StepFolder]) -> Iterator[str]:
         """Yields the paths of step folders that a scan does not see any more. They are listed when somebody asks."""
@@ -303,6 +325,8 @@ def prune(
     *,
     keep_latest: int,
     keep_every: int | None = None,
+    keep_best: KeepBest | None = None,
+    keep_within_s: float | None = None,
     pattern: str | None = None,
     remove_corrupt: bool = False,
     remove_others: bool = True,
@@ -319,6 +343,8 @@ def prune(
         root: See ``Retention``.
         keep_latest: See ``Retention``.
         keep_every: See ``Retention``.
+        keep_best: See ``Retention``.
+        keep_within_s: See ``Retention``.
         pattern: See ``Retention``.
         remove_corrupt: See ``Retention``.
         remove_others: See ``Retention``.
@@ -336,6 +362,8 @@ def prune(
         root,
         keep_latest=keep_latest,
         keep_every=keep_every,
+        keep_best=keep_best,
+        keep_within_s=keep_within_s,
         pattern=pattern,
         remove_corrupt=remove_corrupt,
         remove_others=remove_others,

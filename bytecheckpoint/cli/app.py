@@ -21,8 +21,8 @@ __all__ = ["bcp", "run"]
 
 # Each command is the object `command` in the module of its name.
 _COMMANDS = (
-    *("convert", "diff", "digest", "doctor", "du", "extract", "ls", "merge", "prune", "rename"),
-    *("report", "show", "steps", "sweep", "top", "verify", "why"),
+    *("convert", "diff", "digest", "doctor", "du", "extract", "info", "ls", "merge", "pin", "prune"),
+    *("rename", "report", "show", "steps", "sweep", "top", "verify", "why"),
 )
 
 

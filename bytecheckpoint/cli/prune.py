@@ -7,6 +7,7 @@ import dataclasses
 
 import click
 
+from bytecheckpoint.checkpoint.keeping import KeepBest
 from bytecheckpoint.checkpoint.newest import refuse_a_checkpoint
 from bytecheckpoint.checkpoint.retention import prune
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
@@ -17,12 +18,28 @@ from bytecheckpoint.storage.step_folder import step_paths
 __all__ = ["command"]
 
 
+def _keep_best(ctx: click.Context, param: click.Parameter, value: str | None) -> KeepBest | None:
+    if value is None:
+        return None
+    metric, *rest = value.rsplit(":", 2) if value.endswith((":min", ":max")) else value.rsplit(":", 1)
+    if not metric or not rest or not rest[0].isdecimal() or int(rest[0]) < 1:
+        raise click.BadParameter(f"'{value}' must be like loss:3 or accuracy:3:max")
+    return (metric, int(rest[0]), *rest[1:])  # type: ignore[return-value]
+
+
 @click.command("prune")
 @checkpoint_argument("run")
 @click.option(
     "--keep-latest", type=click.IntRange(1), required=True, metavar="N", help="Keep the N newest complete checkpoints."
 )
 @click.option("--keep-every", type=click.IntRange(1), metavar="N", help="Also keep the steps that N divides.")
+@click.option(
+    "--keep-best",
+    metavar="METRIC:K[:max]",
+    callback=_keep_best,
+    help="Also keep the best K by a metric of their user metadata, such as loss:3, or accuracy:3:max.",
+)
+@click.option("--keep-days", type=click.FloatRange(0), metavar="D", help="Also keep what is at most D days old.")
 @click.option(
     "--pattern", metavar="PATTERN", help="Regular expression for names of step folders; its group is the step."
 )
@@ -36,6 +53,8 @@ def command(
     run: str,
     keep_latest: int,
     keep_every: int | None,
+    keep_best: KeepBest | None,
+    keep_days: float | None,
     pattern: str | None,
     remove_corrupt: bool,
     keep_others: bool,
@@ -45,9 +64,9 @@ def command(
     """Removes the checkpoints of a run, except the newest and every n-th.
 
     RUN is the folder of a run, or its URL. Only complete checkpoints count; what is being saved or loaded here stays.
-    The newest are those that were committed last; the step of the tracker stays besides. A removal that is interrupted
-    never leaves half a checkpoint that loads. Ends with 1 if a removal failed; what is left on purpose is listed, and
-    is no failure.
+    The newest are those that were committed last; the step of the tracker stays besides, and what bcp pin has pinned. A
+    removal that is interrupted never leaves half a checkpoint that loads. Ends with 1 if a removal failed; what is left
+    on purpose is listed, and is no failure.
 
     \b
     Example:
@@ -59,6 +78,8 @@ def command(
         run,
         keep_latest=keep_latest,
         keep_every=keep_every,
+        keep_best=keep_best,
+        keep_within_s=None if keep_days is None else 86400 * keep_days,
         pattern=pattern,
         remove_corrupt=remove_corrupt,
         remove_others=not keep_others,

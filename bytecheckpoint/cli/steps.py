@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from typing import Any
 
 import click
 
@@ -12,12 +14,16 @@ from bytecheckpoint.checkpoint.newest import refuse_a_checkpoint
 from bytecheckpoint.checkpoint.steps import scan_steps
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
+from bytecheckpoint.config import Config
 from bytecheckpoint.errors import StorageError
+from bytecheckpoint.report.text import duration_text, utc_text
 from bytecheckpoint.storage.paths import location
 from bytecheckpoint.storage.step_folder import StepFolder
 from bytecheckpoint.storage.step_names import DEFAULT_PATTERN
 
 __all__ = ["command"]
+
+_MOST_SHOWN = 60  # letters of user metadata in a row
 
 
 @click.command("steps")
@@ -28,9 +34,10 @@ __all__ = ["command"]
     help=f"Regular expression for names of step folders. Its first group is the step.  [{DEFAULT_PATTERN}]",
 )
 @click.option("--deep", is_flag=True, help="Read every byte of complete checkpoints, as verify does.")
+@click.option("--long", "is_long", is_flag=True, help="Also say of complete ones what bcp info says.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, as_json: bool) -> None:
+def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, is_long: bool, as_json: bool) -> None:
     """Lists the step folders of a run, and says which of them hold a checkpoint that loads.
 
     complete: it loads. saving: a save is under way. half: there is no commit mark, and no live save is seen. corrupt:
@@ -51,11 +58,12 @@ def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, as_j
         refuse_a_checkpoint(location(root), "steps")
     faulty = sum(folder.is_faulty for folder in folders)
     newest, doubts = _newest(root, folders)
+    facts = _facts_of(folders) if is_long else {}
     if as_json:
-        steps = [folder.to_dict() for folder in folders]
+        steps = [{**folder.to_dict(), **({"info": facts.get(folder.path)} if is_long else {})} for folder in folders]
         print_json({"root": root, "findings": faulty, "newest": newest, "doubts": doubts, "steps": steps})
     else:
-        rows = [_row(folder) for folder in folders]
+        rows = [(*_row(folder), *(_long(facts.get(folder.path)) if is_long else ())) for folder in folders]
         for line in columns(rows, right=frozenset({1, 2})) if rows else []:
             click.echo(line)
         counts = Counter(folder.state for folder in folders)
@@ -64,6 +72,24 @@ def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, as_j
         if doubts:
             click.echo(one_line(doubts))
     ctx.exit(1 if faulty else 0)
+
+
+def _facts_of(folders: list[StepFolder]) -> dict[str, dict[str, Any]]:
+    from bytecheckpoint.observability.checkpoint_facts import facts_of
+
+    return {folder.path: facts_of(folder.path, Config.from_env()) for folder in folders if folder.is_complete}
+
+
+def _long(facts: dict[str, Any] | None) -> tuple[str, ...]:
+    if facts is None:
+        return ("",) * 5
+    return (
+        utc_text(facts["committed_at"]),
+        "" if facts["ranks"] is None else counted(facts["ranks"], "rank"),
+        "" if facts["seconds"] is None else duration_text(facts["seconds"]),
+        one_line(facts["pinned"] or ""),
+        "" if facts["user_metadata"] is None else one_line(json.dumps(facts["user_metadata"]))[:_MOST_SHOWN],
+    )
 
 
 def _newest(root: str, folders: list[StepFolder]) -> tuple[str | None, str]:

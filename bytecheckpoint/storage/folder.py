@@ -191,6 +191,9 @@ class Folder(Protocol):
     def write_file(self, name: str, content: bytes) -> None:
         """Durably writes a file, in place of one that is there. A reader sees the old one, or all of the new one."""
 
+    def remove_file(self, name: str) -> None:
+        """Removes a file that ``write_file`` wrote. It is no error if there is none."""
+
     # Saves.
 
     def begin_commit(

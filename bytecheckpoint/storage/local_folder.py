@@ -148,6 +148,10 @@ class LocalFolder:
     def write_file(self, name: str, content: bytes) -> None:
         write_small_file(self.place / name, content)
 
+    def remove_file(self, name: str) -> None:
+        with storage_errors("remove", self.place / name):
+            (self.place / name).unlink(missing_ok=True)
+
     def begin_commit(
         self,
         config: Config,

@@ -29,11 +29,13 @@ from bytecheckpoint import (
     async_save_state_dict,
     latest,
     load_state_dict,
+    pin,
     prune,
     read,
     resume,
     save_state_dict,
     scan_steps,
+    unpin,
     verify,
 )
 from bytecheckpoint.checkpoint.disk_usage import disk_usage
@@ -310,6 +312,22 @@ def a_save_that_may_not_overwrite_is_refused(place: Place) -> None:
     _assert_nothing_left(place)
 
 
+def small_files_are_removed_and_pins_are_such(place: Place) -> None:
+    for step in (1, 2):
+        save_state_dict(place.at(f"step-{step}"), {"step": step}, no_dist=True, config=place.config)
+    folder = place.folder("step-1")
+    folder.write_file("note", b"123")
+    for _ in range(2):
+        folder.remove_file("note")
+        assert folder.read_file("note", 10) is None
+    pin(place.at("step-1"), "it is kept", config=place.config)
+    report = prune(place.text, keep_latest=1, config=place.config)
+    assert (report.removed, [*report.protected.values()]) == ([], ["pinned: it is kept"])
+    assert unpin(place.at("step-1"), config=place.config)
+    assert not unpin(place.at("step-1"), config=place.config)
+    assert len(prune(place.text, keep_latest=1, config=place.config).removed) == 1
+
+
 def names_are_listed(place: Place) -> None:
     run = place.folder()
     assert run.is_absent() or run.names() == []
@@ -448,6 +466,7 @@ WRITING: tuple[Callable[[Place], None], ...] = (
     of_saves_at_once_each_is_whole_or_refused,
     a_save_that_may_not_overwrite_is_refused,
     names_are_listed,
+    small_files_are_removed_and_pins_are_such,
     small_files_are_replaced_whole,
     a_folder_is_itself,
     the_newest_steps_stay,

@@ -166,6 +166,11 @@ class StoreFolder:
         with storage_errors("put", joined(self.place, name)):
             client.put(joined(folder, name), content)
 
+    def remove_file(self, name: str) -> None:
+        client, folder = place_in_store(self.place)
+        with storage_errors("delete", joined(self.place, name)):
+            client.delete([joined(folder, name)])
+
     def begin_commit(
         self,
         config: Config,
