@@ -54,7 +54,7 @@ void check_directory(const std::string& archive, uint32_t data_crc, int64_t data
 TEST_CASE("zip_record: lengths and places are known before the data") {
   test::Random random(11);
   for (int round = 0; round < 1000; ++round) {
-    const auto dtype = static_cast<DType>(test::draw(&random, 1, tensor::kLastPlainDType));
+    const auto dtype = test::draw_plain_dtype(&random);
     const Dims sizes = test::draw_sizes(&random, 5, 9);
     const int64_t offset = kRecordAlignment * test::draw(&random, 0, int64_t{1} << test::draw(&random, 1, 40));
     const ZipRecord record = test::value_of(ZipRecord::layout(dtype, sizes, offset));
@@ -86,7 +86,7 @@ void check_measured(DType dtype, const Dims& sizes, int64_t offset) {
 TEST_CASE("zip_record: measured without its text, a record has the same numbers") {
   test::Random random(12);
   for (int round = 0; round < 20000; ++round) {
-    const auto dtype = static_cast<DType>(test::draw(&random, 1, tensor::kLastPlainDType));
+    const auto dtype = test::draw_plain_dtype(&random);
     Dims sizes = test::draw_sizes(&random, 9, 3);
     if (!sizes.empty())
       sizes[random() % sizes.size()] = test::draw(&random, 0, int64_t{1} << test::draw(&random, 0, 38));
