@@ -85,8 +85,6 @@ def agree(
         answers = gathered(group, what, path, (None if failure is None else Parcel(failure), texts, call, what))
         check_same_kind(what, path, {rank: other for rank, (_, _, _, other) in enumerate(answers) if other != what})
         check_in_step(what, path, {rank: of_rank for rank, (_, _, of_rank, _) in enumerate(answers)})
-        odd = [rank for rank, (_, others, _, _) in enumerate(answers) if others.keys() != texts.keys()]
-        check_same_kind(what, path, dict.fromkeys(odd, f"another {what}"))
     for rank, (of_rank, _, _, _) in enumerate(answers):
         if of_rank is None:
             continue
@@ -94,6 +92,8 @@ def agree(
             raise failure
         of_rank.add_note(f"raised on rank {rank}")
         raise of_rank from failure
+    odd = [rank for rank, (_, others, _, _) in enumerate(answers) if others.keys() != texts.keys()]
+    check_same_kind(what, path, dict.fromkeys(odd, f"another {what}"))
     first = answers[0][1]
     for rank, (_, others, _, _) in enumerate(answers):
         for name in first:
