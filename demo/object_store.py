@@ -163,7 +163,8 @@ def step_folders(options: dict[str, Any]) -> dict[int, dict[str, int]]:
     folders: dict[int, dict[str, int]] = {}
     for meta in sorted(obstore.list(bucket(options), RUN).collect(), key=lambda meta: meta["path"]):
         _, folder, name = meta["path"].split("/")
-        folders.setdefault(int(folder.removeprefix("step-")), {})[name] = meta["size"]
+        if folder.startswith("step-"):  # else a note of a save that runs, or died: bcp why tells it
+            folders.setdefault(int(folder.removeprefix("step-")), {})[name] = meta["size"]
     return dict(sorted(folders.items()))
 
 

@@ -40,8 +40,9 @@ def _explained(error: CheckpointError, path: str | os.PathLike[str]) -> Checkpoi
     instead = ""
     try:
         refuse_reference(path, "open")
-        with suppress(CheckpointError):  # the folder does not exist, or cannot be looked at
-            instead = _file_at(path) or _parts_at(path) or _steps_at(path)
+        for look in (_parts_at, _steps_at, _file_at):
+            with suppress(CheckpointError):  # the folder does not exist, or cannot be looked at
+                instead = instead or look(path)
     except UnsupportedError as of_reference:
         return of_reference
     return CheckpointNotFoundError(f"open({path}): {instead}", os.fspath(path)) if instead else error

@@ -77,7 +77,7 @@ def test_an_unknown_option_is_named() -> None:
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'bytecheckpoint\[cloud\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install 'bytecheckpoint-dcp\[cloud\]'"):
         save_state_dict("memory://none/run", {"step": 1})
 
 
