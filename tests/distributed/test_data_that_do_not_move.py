@@ -15,6 +15,7 @@ from support.ranks import run_ranks
 from bytecheckpoint import Config, save_state_dict
 from bytecheckpoint.distributed import groups
 from bytecheckpoint.distributed.groups import calling, monitor_of, own_group
+from bytecheckpoint.distributed.mixed_calls import CallKind
 from bytecheckpoint.distributed.sent_data import SentData
 from bytecheckpoint.errors import RankLostError
 from bytecheckpoint.runtime.place import name_own_address
@@ -44,8 +45,7 @@ def save_stuck(path: Path) -> tuple[str, dict[int, str]]:
         SentData.stuck = lambda *_: ["10.0.0.9", "10.0.0.1"]  # type: ignore[method-assign]
     if rank == 2:  # the others wait for its data, and it waits for nobody
         group = own_group(None, False, "calls", CONFIG.stall_timeout_s, ("save", str(path)))
-        with calling(group, "save", str(path)):
-            return lost_by(lambda: _until_lost(group, str(path)))
+        return lost_by(lambda: _wait_in_call(group, str(path)))
     return lost_by(lambda: save_state_dict(path, {f"of {rank}": torch.ones(10)}, config=CONFIG))
 
 
@@ -54,6 +54,11 @@ def _until_lost(group: dist.ProcessGroup | None, path: str) -> None:
     assert monitor is not None
     assert monitor.wait_for_loss(30)
     raise monitor.error("save", path)
+
+
+def _wait_in_call(group: dist.ProcessGroup | None, path: str) -> None:
+    with calling(group, "save", path, CallKind.UNKNOWN):  # it may come when the others have noticed already
+        _until_lost(group, path)
 
 
 def test_all_ranks_name_the_sender_and_the_receivers(tmp_path: Path) -> None:
