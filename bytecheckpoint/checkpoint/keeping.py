@@ -104,8 +104,8 @@ def check_keep_best(keep_best: object) -> None:
         )
 
 
-def best_of(folders: Sequence[StepFolder], keep_best: KeepBest) -> dict[str, str]:
-    """Returns the best complete checkpoints by a metric, as path and reason. Those without the metric do not count.
+def best_of(folders: Sequence[StepFolder], keep_best: KeepBest) -> set[str]:
+    """Returns the paths of the best complete checkpoints by a metric. Those without the metric do not count.
 
     Args:
         folders: Complete checkpoints, the newest first: of equal ones the newer counts.
@@ -116,21 +116,20 @@ def best_of(folders: Sequence[StepFolder], keep_best: KeepBest) -> dict[str, str
     """
     metric, count, *order = keep_best
     sign = -1.0 if order == ["max"] else 1.0
-    values = {folder.path: _number_at(_user_metadata(folder), metric) for folder in folders}
-    ranked = sorted((sign * value, place) for place, value in enumerate(values.values()) if value is not None)
-    paths = [*values]
-    return {paths[place]: f"{metric} is {sign * value:g}, of the best {count}" for value, place in ranked[:count]}
+    values = [_number_at(_user_metadata(folder), metric) for folder in folders]
+    ranked = sorted((sign * value, place) for place, value in enumerate(values) if value is not None)
+    return {folders[place].path for _, place in ranked[:count]}
 
 
-def young_of(folders: Sequence[StepFolder], keep_within_s: float) -> dict[str, str]:
-    """Returns the checkpoints that were committed within so many seconds before now, as path and reason.
+def young_of(folders: Sequence[StepFolder], keep_within_s: float) -> set[str]:
+    """Returns the paths of the checkpoints that were committed within so many seconds before now.
 
     Raises:
         StorageError: The store does not say when.
     """
     since = time.time() - keep_within_s
     times = commit_times([folder.path for folder in folders])
-    return {path: f"committed within {keep_within_s:g} s" for path, at in times.items() if at / 1e9 >= since}
+    return {path for path, at in times.items() if at / 1e9 >= since}
 
 
 def _user_metadata(folder: StepFolder) -> Any:
@@ -141,10 +140,7 @@ def _user_metadata(folder: StepFolder) -> Any:
 
 def _number_at(user_metadata: Any, metric: str) -> float | None:
     value = user_metadata
-    if isinstance(value, Mapping) and metric not in value:
-        for name in metric.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-    else:
-        value = value.get(metric) if isinstance(value, Mapping) else None
+    for name in [metric] if isinstance(value, Mapping) and metric in value else metric.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None

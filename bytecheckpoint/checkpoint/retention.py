@@ -266,10 +266,10 @@ class Retention:
         report.warnings.extend(removal.end(self._unseen(folders)))
         return freed
 
-    def _chosen(self, complete: list[StepFolder]) -> dict[str, str]:
-        """Returns the paths of checkpoints that a look into them, or at their age, keeps, with the reason."""
-        best = {} if self.keep_best is None else best_of(complete, self.keep_best)
-        return best | ({} if self.keep_within_s is None else young_of(complete, self.keep_within_s))
+    def _chosen(self, complete: list[StepFolder]) -> set[str]:
+        """Returns the paths of checkpoints that a look into them, or at their age, keeps."""
+        best = set() if self.keep_best is None else best_of(complete, self.keep_best)
+        return best | (set() if self.keep_within_s is None else young_of(complete, self.keep_within_s))
 
     def _unseen(self, folders: list[StepFolder]) -> Iterator[str]:
         """Yields the paths of step folders that a scan does not see any more. They are listed when somebody asks."""

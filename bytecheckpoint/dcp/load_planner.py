@@ -184,18 +184,10 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         for key, dtype, shape, _, record_bytes, *_ in checkpoint.contents() if wanted else ():
             if key not in wanted:
                 continue
-            value = self.state_dict[key]
-            stored = StoredTensor.of(dtype, shape, record_bytes)
-            if stored is None:
-                self._replace(key, None)
-            elif not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (stored.shape, stored.dtype):
-                num_bytes = stored.shape.numel() * stored.known_dtype(key).itemsize
-                if num_bytes > spec.as_stored_bytes:
-                    raise UnsupportedError(
-                        f"'{key}': stored are {num_bytes:,} bytes, to be loaded as they are; at most "
-                        f"LoadSpec(as_stored_bytes={spec.as_stored_bytes}) are taken"
-                    )
-                self._replace(key, stored.empty(key, value.device if isinstance(value, torch.Tensor) else "cpu"))
+            value, stored = self.state_dict[key], StoredTensor.of(dtype, shape, record_bytes)
+            new = None if stored is None else stored.as_stored(key, value, spec.as_stored_bytes)
+            if new is not value:
+                self._replace(key, new)
 
     def _replace(self, key: str, value: Any) -> None:
         """Puts a value into the flat state and into the caller's."""

@@ -11,7 +11,17 @@ from functools import lru_cache
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.near_names import did_you_mean
 
-__all__ = ["REGEX", "check_use", "compiled", "filled", "matches", "renamed", "template_names", "whole_name"]
+__all__ = [
+    "REGEX",
+    "check_use",
+    "compiled",
+    "filled",
+    "has_wildcards",
+    "matches",
+    "renamed",
+    "template_names",
+    "whole_name",
+]
 
 # A pattern that begins so is a regular expression, which must match a whole name.
 REGEX = "re:"
@@ -78,6 +88,11 @@ def _regex_of(pattern: str, star: str = ".*") -> str:
 def matches(pattern: str, name: str) -> bool:
     """Whether a pattern matches a name."""
     return compiled(pattern).fullmatch(name) is not None
+
+
+def has_wildcards(pattern: str) -> bool:
+    """Whether a name that a pattern matches says more than its placeholders and what is below."""
+    return pattern.startswith(REGEX) or any(wildcard in pattern for wildcard in "*?[")
 
 
 def check_use(field: str, patterns: Iterable[str], names: Sequence[str]) -> None:

@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bytecheckpoint.errors import ConfigError
-from bytecheckpoint.load_spec.patterns import REGEX, check_use, compiled, renamed, template_names
+from bytecheckpoint.load_spec.patterns import check_use, compiled, has_wildcards, renamed, template_names
 from bytecheckpoint.load_spec.transform import Tensors, Transform
 
 __all__ = ["Rename"]
-
-_WILDCARD = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,9 @@ class Rename(Transform):
         rules: dict[str, str] = {}
         for pattern, to in self.rules.items():
             rule = f"LoadSpec(rename={{{pattern!r}: {to!r}}})"
-            if pattern.startswith(REGEX) or _WILDCARD.search(pattern):
+            if has_wildcards(pattern):
                 raise ConfigError(f"{rule}: only rules without wildcards can be inverted")
-            if to.startswith(REGEX) or _WILDCARD.search(to):
+            if has_wildcards(to):
                 raise ConfigError(f"{rule}: it cannot be inverted: {to!r} would be a pattern with wildcards")
             lost = [name for name in template_names(pattern) if name not in template_names(to)]
             if lost:

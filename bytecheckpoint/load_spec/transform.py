@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from bytecheckpoint.errors import CheckpointError, ConfigError, KeyMismatchError
-from bytecheckpoint.load_spec.patterns import REGEX, template_names, whole_name
+from bytecheckpoint.load_spec.patterns import has_wildcards, template_names, whole_name
 
 if TYPE_CHECKING:
     from bytecheckpoint.native import _core
@@ -81,7 +81,7 @@ class Transform:
             ConfigError: There are wildcards, or a placeholder that the new names lack.
         """
         for each in (*names, *before):
-            if each.startswith(REGEX) or any(wildcard in each for wildcard in "*?["):
+            if has_wildcards(each):
                 raise ConfigError(f"{self}: it cannot be inverted: '{each}' has wildcards")
         for name in names:
             for lost in {each for source in before for each in template_names(source)} - {

@@ -9,7 +9,7 @@ from typing import Any
 
 from bytecheckpoint.findings.figures import text_of
 from bytecheckpoint.findings.findings import Finding, findings
-from bytecheckpoint.observability.whole_calls import num_calls
+from bytecheckpoint.observability.whole_calls import num_calls, whole_calls
 from bytecheckpoint.report.text import duration_text, utc_text
 from bytecheckpoint.storage.save_records import UNENDED
 
@@ -68,13 +68,15 @@ def troubles(records: Sequence[Mapping[str, Any]], found: Sequence[Sequence[Find
             what = finding.text if finding.kind == "warning" else ""
             key = (record["kind"], finding.kind, finding.rank, finding.host, finding.phase, what)
             by_cause.setdefault(key, []).append((at, finding))
+    whole = whole_calls(records)
+    num_of_kind = {kind: num_calls(records, kind) for kind in {key[0] for key in by_cause}}
     made = []
     for key, of_cause in by_cause.items():
         worst, finding = max(of_cause, key=lambda pair: pair[1].seconds)
         calls = tuple(at for at, _ in of_cause)
         seconds = sum(each.seconds for _, each in of_cause)
-        num_found, num_of_kind = num_calls(records, key[0], calls), num_calls(records, key[0])
-        made.append(Trouble(finding, calls, worst, seconds, num_found, num_of_kind, key[0]))
+        num_found = len({whole[at] for at in calls})
+        made.append(Trouble(finding, calls, worst, seconds, num_found, num_of_kind[key[0]], key[0]))
     return sorted(made, key=lambda trouble: -trouble.seconds)
 
 

@@ -7,7 +7,7 @@ Nothing in a record says so but the path of its checkpoint, such as ``step_100/m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from bytecheckpoint.findings.figures import text_of
@@ -43,17 +43,15 @@ def whole_calls(records: Sequence[Mapping[str, Any]]) -> list[Hashable]:
     return keys[::-1]
 
 
-def num_calls(records: Sequence[Mapping[str, Any]], kind: str, among: Collection[int] | None = None) -> int:
+def num_calls(records: Sequence[Mapping[str, Any]], kind: str) -> int:
     """Returns how many saves or loads there are, however many parts each of them has.
 
     Args:
         records: Records, oldest first.
         kind: ``save`` or ``load``.
-        among: Indices of the records that count; None for all.
     """
     keys = whole_calls(records)
-    chosen = range(len(records)) if among is None else among
-    return len({keys[at] for at in chosen if records[at]["kind"] == kind})
+    return len({key for record, key in zip(records, keys, strict=True) if record["kind"] == kind})
 
 
 def of_newest_calls(records: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -72,3 +73,26 @@ class StoredTensor:
         """
         self.check_size(key, path)
         return torch.empty(self.shape, dtype=self.known_dtype(key), device=device)
+
+    def as_stored(self, key: str, value: Any, most_bytes: int, path: str = "") -> torch.Tensor:
+        """Returns what to load the stored tensor into as it is: ``value`` if it fits, else an empty tensor beside it.
+
+        Args:
+            key: See ``check_size``.
+            value: What the state has there.
+            most_bytes: The most bytes of a new tensor, so that a checkpoint does not decide how much memory is taken.
+            path: See ``check_size``.
+
+        Raises:
+            UnsupportedError: It has more bytes, or see ``check_size``.
+        """
+        if type(value) is torch.Tensor and (value.shape, value.dtype) == (self.shape, self.dtype):
+            return value
+        num_bytes = self.shape.numel() * self.known_dtype(key).itemsize
+        if num_bytes > most_bytes:
+            raise UnsupportedError(
+                f"'{key}': stored are {num_bytes:,} bytes, to be loaded as they are; at most "
+                f"LoadSpec(as_stored_bytes={most_bytes}) are taken",
+                path,
+            )
+        return self.empty(key, value.device if isinstance(value, torch.Tensor) else "cpu", path)

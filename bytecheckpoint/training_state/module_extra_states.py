@@ -6,10 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from bytecheckpoint.convert.nesting import nested
-from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.training_state.stored import Stored
 
 __all__ = ["extra_states_as_stored"]
@@ -39,18 +36,7 @@ def extra_states_as_stored(stored: Stored, values: Mapping[str, Any], most_bytes
 
     def empty(key: str, value: Any = None) -> Any:
         found = stored[key]
-        if found is None:
-            return None
-        if type(value) is torch.Tensor and (value.shape, value.dtype) == (found.shape, found.dtype):
-            return value
-        num_bytes = found.shape.numel() * found.known_dtype(key).itemsize
-        if num_bytes > most_bytes:
-            raise UnsupportedError(
-                f"'{key}': {num_bytes:,} bytes are stored of an extra state; at most {most_bytes:,} are taken, which "
-                "LoadSpec(as_stored_bytes=...) sets",
-                stored.path,
-            )
-        return stored.empty(key, value.device if isinstance(value, torch.Tensor) else "cpu")
+        return None if found is None else found.as_stored(key, value, most_bytes, stored.path)
 
     loaded: dict[str, Any] = {}
     for name in wanted:

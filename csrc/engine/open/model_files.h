@@ -35,9 +35,8 @@ struct ModelFiles {
 ///
 ///     path                              what is found
 ///     ----                              -------------
-///     a folder with an index            the files that it names; the one that is named as the index without
-///     .index.json,
-///                                       if it is there and the index does not name it, as transformers does
+///     a folder with an index            the files that it names. If the name of the index without .index.json is
+///                                       that of a file which it does not name: that file, as transformers does
 ///     a folder with files of the model  all of them; if they are numbered `-00001-of-00003`, all must be there
 ///     a file with the suffix, an index  that file; the files that it names
 ///
