@@ -54,10 +54,10 @@ class SaveNote:
     def __init__(
         self, url: str, save_id: str, config: Config, on_request: Callable[[int, int], None] | None = None
     ) -> None:
-        home = _home_of(url)
-        self._client = use_store(home, config)
+        above = _url_of_notes(url)
+        self._client = use_store(above, config)
         self._client.on_request = on_request
-        self._path = _path_below(home, url)
+        self._path = _path_below(above, url)
         self._name = _name_of(save_id)
         self._deadline_s = config.commit_deadline_s
 
@@ -95,7 +95,7 @@ def forget_saves(url: str, save_ids: Sequence[str]) -> None:
     Raises:
         OSError: The store refused.
     """
-    client, folder = _known(_home_of(url))
+    client, folder = _known(_url_of_notes(url))
     client.delete([joined(folder, _name_of(each)) for each in save_ids])
 
 
@@ -112,10 +112,10 @@ def keep_failure(url: str, record: Mapping[str, Any], config: Config) -> None:
     Raises:
         OSError: The store refused.
     """
-    home = _home_of(url)
-    client = use_store(home, config)
+    above = _url_of_notes(url)
+    client = use_store(above, config)
     name = _name_of(str(record.get("save_id") or uuid.uuid4().hex))
-    text = json.dumps({**record, "path": _path_below(home, url)}, separators=(",", ":"))
+    text = json.dumps({**record, "path": _path_below(above, url)}, separators=(",", ":"))
     client.put(name, text.encode(), once=True)
     notes = sorted(_notes_in(client, ""), key=lambda each: each.last_modified)
     client.delete([f"{RECORDS}/{each.name}" for each in notes[:-_MOST_NOTES]])
@@ -134,18 +134,18 @@ def noted_saves(url: str) -> list[dict[str, Any]]:
     """
     found = []
     with storage_errors("list", url):
-        for home in dict.fromkeys((url, _home_of(url))):
-            client, folder = _known(home)
+        for above in dict.fromkeys((url, _url_of_notes(url))):
+            client, folder = _known(above)
             for note in _notes_in(client, folder):
                 with suppress(FileNotFoundError):  # its save has ended meanwhile
                     content = client.get(joined(folder, RECORDS, note.name))
                     path = _path_in(content)
-                    if path is not None and _is_below(joined(home, path), url):
-                        found.append(_record(joined(home, path), note, content))
+                    if path is not None and _is_below(joined(above, path), url):
+                        found.append(_record(joined(above, path), note, content))
     return [{**record, "path": record["path"] or name_of(url)} for record in found if record is not None]
 
 
-def _home_of(url: str) -> str:
+def _url_of_notes(url: str) -> str:
     """Returns the URL below which the notes of the saves to a checkpoint are."""
     run, _ = run_and_step(url)
     return url if run is None else str(run)
@@ -159,8 +159,8 @@ def _known(url: str) -> tuple[StoreClient, str]:
         return use_store(url, Config.from_env()), ""
 
 
-def _path_below(home: str, url: str) -> str:
-    return url[len(home) :].lstrip("/")
+def _path_below(above: str, url: str) -> str:
+    return url[len(above) :].lstrip("/")
 
 
 def _is_below(path: str, url: str) -> bool:
