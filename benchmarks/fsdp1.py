@@ -136,9 +136,9 @@ CONTENDERS: dict[str, tuple[Save, Callable[[State, Path], None]]] = {
     BASELINE: (partial(save_gathered, is_ours=False), partial(load_gathered, is_ours=False)),
     "FSDP's state dict, ours": (partial(save_gathered, is_ours=True), partial(load_gathered, is_ours=True)),
     "decompose": (partial(save_ours, irregular="decompose"), load_ours),
-    "merge": (partial(save_ours, irregular="merge"), load_ours),
+    "exchange": (partial(save_ours, irregular="exchange"), load_ours),
     "decompose, fast_saving": (partial(save_ours, irregular="decompose", fast_saving=True), load_ours),
-    "merge, fast_saving": (partial(save_ours, irregular="merge", fast_saving=True), load_ours),
+    "exchange, fast_saving": (partial(save_ours, irregular="exchange", fast_saving=True), load_ours),
 }
 
 

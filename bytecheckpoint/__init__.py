@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.checkpoint.keeping import unpin as unpin
     from bytecheckpoint.checkpoint.retention import Retention as Retention
     from bytecheckpoint.checkpoint.retention import RetentionReport as RetentionReport
-    from bytecheckpoint.checkpoint.retention import prune as prune
     from bytecheckpoint.checkpoint.steps import scan_steps as scan_steps
     from bytecheckpoint.checkpoint.verification import verify as verify
     from bytecheckpoint.config import Config as Config
@@ -78,7 +77,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "checkpoint.digests": "Digest digest",
     "checkpoint.keeping": "pin unpin",
-    "checkpoint.retention": "Retention RetentionReport prune",
+    "checkpoint.retention": "Retention RetentionReport",
     "checkpoint.steps": "scan_steps",
     "checkpoint.verification": "verify",
     "config": "Config",
@@ -109,6 +108,8 @@ _NAMES = {
     "training_state.saving": "CheckpointReport save",
     "training_state.tracker": "find_latest_ckpt_path",
 }
+# Names of earlier versions, and what does the same.
+_GONE = {"prune": "use bytecheckpoint.Retention(run, keep_latest=...).prune()"}
 _HOMES = {name: f"bytecheckpoint.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted([*_HOMES, "__version__", "build_info"])
@@ -127,6 +128,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"bytecheckpoint.{name}")
     if name not in _HOMES:
+        if name in _GONE:
+            raise ImportError(f"bytecheckpoint.{name} is not here any more: {_GONE[name]}", name="bytecheckpoint")
         replaced = _reference_names.replacement_of(f"bytecheckpoint.{name}")
         if replaced is not None:
             raise ImportError(replaced, name="bytecheckpoint")

@@ -99,7 +99,7 @@ DEMOS = {
     ],
     "fsdp1": [
         FSDP1_PER_BLOCK,
-        Stage("FSDP1, one flat parameter for all", 3, "fsdp", partial(fsdp1, per_block=False), irregular="merge"),
+        Stage("FSDP1, one flat parameter for all", 3, "fsdp", partial(fsdp1, per_block=False), irregular="exchange"),
         Stage("FSDP2", 2, "fsdp2", fsdp2),
     ],
     "fsdp2": [Stage("FSDP2", 4, "fsdp2", fsdp2), Stage("FSDP2", 2, "fsdp2", fsdp2), Stage("FSDP2", 3, "fsdp2", fsdp2)],

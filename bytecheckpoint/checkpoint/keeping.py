@@ -36,7 +36,7 @@ _ORDERS = ("min", "max")
 
 
 def pin(path: str | os.PathLike[str], why: str = "", *, config: Config | None = None) -> None:
-    """Pins a checkpoint: ``Retention`` and ``prune`` never remove it, in any process, until ``unpin``.
+    """Pins a checkpoint: no prune of any process removes it until ``unpin``.
 
     Local, and at once. It protects from nothing else, such as a save over it. A pin that is there is replaced.
 

@@ -27,7 +27,7 @@ from bytecheckpoint.storage.removals import removal_in
 from bytecheckpoint.storage.step_folder import StepFolder, step_paths
 from bytecheckpoint.storage.step_names import compile_pattern
 
-__all__ = ["Retention", "RetentionReport", "prune"]
+__all__ = ["Retention", "RetentionReport"]
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -318,59 +318,6 @@ class Retention:
         report.warnings.extend(f"{folder.name}: {failure}" for failure in outcome.failures)
         report.warnings.extend(f"{folder.name} was removed, except for {left}" for left in outcome.stays)
         return outcome.bytes_freed
-
-
-def prune(
-    root: str | os.PathLike[str],
-    *,
-    keep_latest: int,
-    keep_every: int | None = None,
-    keep_best: KeepBest | None = None,
-    keep_within_s: float | None = None,
-    pattern: str | None = None,
-    remove_corrupt: bool = False,
-    remove_others: bool = True,
-    grace_s: float = Config.commit_deadline_s,
-    dry_run: bool = False,
-    config: Config | None = None,
-) -> RetentionReport:
-    """Removes all checkpoints of a run except the newest ``keep_latest`` and every ``keep_every``-th step.
-
-    Local: call it on one rank. ``Retention`` describes what is kept, what is removed in which order, and what is left
-    alone.
-
-    Args:
-        root: See ``Retention``.
-        keep_latest: See ``Retention``.
-        keep_every: See ``Retention``.
-        keep_best: See ``Retention``.
-        keep_within_s: See ``Retention``.
-        pattern: See ``Retention``.
-        remove_corrupt: See ``Retention``.
-        remove_others: See ``Retention``.
-        grace_s: See ``Retention``.
-        dry_run: Whether to remove nothing, and to report what would be removed and how many bytes that would free.
-        config: See ``Retention``.
-
-    Returns:
-        A report. A delete that failed, or a root that cannot be listed, is a warning in it.
-
-    Raises:
-        ConfigError: An argument is out of range.
-    """
-    retention = Retention(
-        root,
-        keep_latest=keep_latest,
-        keep_every=keep_every,
-        keep_best=keep_best,
-        keep_within_s=keep_within_s,
-        pattern=pattern,
-        remove_corrupt=remove_corrupt,
-        remove_others=remove_others,
-        grace_s=grace_s,
-        config=config,
-    )
-    return retention.prune(dry_run=dry_run)
 
 
 def _step_of(folder: StepFolder) -> Step:

@@ -21,10 +21,15 @@ __all__ = ["bcp", "run"]
 
 # Each command is the object `command` in the module of its name.
 _COMMANDS = (
-    *("convert", "diff", "digest", "doctor", "du", "extract", "info", "ls", "merge", "pin", "prune"),
-    *("rename", "report", "show", "steps", "sweep", "top", "verify", "why"),
+    *("convert", "diff", "digest", "doctor", "du", "info", "ls", "pin", "prune"),
+    *("report", "show", "steps", "sweep", "top", "verify", "why"),
 )
-
+# Commands of earlier versions, and what does the same.
+_GONE = {
+    "extract": "bcp convert SOURCE TARGET --model-only",
+    "merge": "bcp convert STEP TARGET --to torch, or with --model-only for safetensors",
+    "rename": "bcp convert SOURCE TARGET --to bcp --rename PATTERN=NAME",
+}
 
 _WHOLE = 1000  # letters: more than any summary has
 
@@ -57,6 +62,8 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in _GONE:
+            ctx.fail(f"There is no bcp {args[0]} any more: use {_GONE[args[0]]}")
         near = did_you_mean(args[0], _COMMANDS) if args[0] not in _COMMANDS else ""
         if near and not args[0].startswith("-"):
             ctx.fail(f"No such command '{args[0]}'{near}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp convert``, ``bcp extract`` and ``bcp rename``: three ways to call one function."""
+"""``bcp convert``."""
 
 from __future__ import annotations
 
@@ -11,34 +11,26 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option, whole_dtype
-from bytecheckpoint.cli.specs import rules_of, spec_of, spec_options
+from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option, whole_dtype
+from bytecheckpoint.cli.specs import spec_of, spec_options
 from bytecheckpoint.cli.text import one_line, print_json
 from bytecheckpoint.config import Config
 from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.report.text import size_text
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-__all__ = ["command", "extract", "rename"]
+__all__ = ["command"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FORMATS = ("safetensors", "bcp", "dcp", "torch")
 
 
-def _to_option(default: str) -> Callable[[_Function], _Function]:
-    return click.option(
-        "--to",
-        type=click.Choice(_FORMATS),
-        default=default,
-        show_default=True,
-        help="Format of TARGET: safetensors, our own, as stock DCP writes it, or a file for torch.load.",
-    )
-
-
 def _conversion_options(function: _Function) -> _Function:
-    """Adds what all conversions have in common."""
+    """Adds what the conversion itself takes."""
     for option in reversed(
         [
             click.option(
@@ -77,16 +69,31 @@ def _conversion_options(function: _Function) -> _Function:
 @click.command("convert")
 @checkpoint_argument("source")
 @click.argument("target", type=click.Path())
-@_to_option("safetensors")
+@click.option(
+    "--to",
+    type=click.Choice(_FORMATS),
+    default="safetensors",
+    show_default=True,
+    help="Format of TARGET: safetensors, our own, as stock DCP writes it, or a file for torch.load.",
+)
 @spec_options
+@click.option("--model-only", is_flag=True, help="Take the model alone, under its own names.")
+@click.option("--optimizer-only", is_flag=True, help="Of a step, --to torch: leave the model out.")
+@click.option("--untie", is_flag=True, help="Of a step, --to torch: one tensor for each name of a tied weight.")
 @_conversion_options
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     source: str,
     target: str,
     spec_file: str | None,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     rename: tuple[str, ...],
+    model_only: bool,
+    optimizer_only: bool,
+    untie: bool,
     **options: Any,
 ) -> None:
     """Converts a checkpoint to another format.
@@ -96,55 +103,73 @@ def command(
     Memory does not grow with the checkpoint. Hugging Face's from_pretrained reads a TARGET of safetensors that has its
     config, which --hf-config copies from another folder of the same model.
 
+    With --model-only, SOURCE is a training checkpoint: the folder of a step, or one checkpoint of model, optimizer and
+    the rest, as of torchtitan or OLMo-core. A prefix "model." of its keys is taken away. The folder of a step --to
+    torch becomes a folder with model.pt and optimizer.pt, as torch's own state dicts.
+
     \b
     Example:
-      bcp convert run/step_100/model model-hf --hf-config Llama-3.2-1B --dtype bfloat16 --verify
-      bcp convert ckpt model-hf --include model --rename model=
+      bcp convert run/step_100 model-hf --model-only --hf-config Llama-3.2-1B --dtype bfloat16 --verify
+      bcp convert run/global_step_100 files --to torch
+      bcp convert ckpt renamed --to bcp --rename 'h.{i}.attn=layers.{i}.attention' --rename wte=embed
       bcp convert model-hf ckpt --to bcp
       bcp convert s3://bucket/model-hf s3://bucket/ckpt --to bcp
       torchrun --nproc-per-node 8 -m bytecheckpoint convert ckpt model-hf
     """
-    _convert(source, target, spec_of(spec_file, include, exclude, rename), **options)
+    from bytecheckpoint.convert.model_keys import is_step_of_parts, model_of
+
+    spec = spec_of(spec_file, include, exclude, rename)
+    if spec is not None and (model_only or optimizer_only):
+        raise Failure("--model-only, --optimizer-only: not beside a spec, --include, --exclude or --rename")
+    if options["to"] == "torch" and spec is None and is_step_of_parts(source, Config.from_env()):
+        _convert_step(ctx, source, target, model_only, optimizer_only, untie)
+        return
+    if optimizer_only or untie:
+        raise Failure("--optimizer-only, --untie: only for a step that bytecheckpoint.save saved, with --to torch")
+    if model_only:
+        source, spec = model_of(source, Config.from_env())
+    _convert(source, target, spec, **options)
 
 
-@click.command("extract")
-@checkpoint_argument("source")
-@click.argument("target", type=click.Path())
-@_to_option("safetensors")
-@_conversion_options
-def extract(source: str, target: str, **options: Any) -> None:
-    """Takes the model out of a training checkpoint, for inference.
-
-    SOURCE is the folder of a step, or one checkpoint of model, optimizer and the rest, as of torchtitan or OLMo-core.
-    The keys are those of the model: a prefix "model." is taken away. With others, use bcp convert --include.
-
-    \b
-    Example:
-      bcp extract run/global_step_100 model-hf --hf-config Llama-3.2-1B --dtype bfloat16
-    """
-    from bytecheckpoint.convert.model_keys import model_of
-
-    place, spec = model_of(source, Config.from_env())
-    _convert(place, target, spec, **options)
+# What has no effect on a step that becomes files of torch.
+_NOT_FOR_STEPS = ("hf_config", "shard_size", "workers", "resume", "verify", "dry_run")
 
 
-@click.command("rename")
-@checkpoint_argument("source")
-@click.argument("target", type=click.Path())
-@click.argument("rules", nargs=-1, required=True, metavar="PATTERN=NAME...")
-@_to_option("bcp")
-@_conversion_options
-def rename(source: str, target: str, rules: tuple[str, ...], **options: Any) -> None:
-    """Writes a checkpoint again under other names of its keys.
+def _convert_step(
+    ctx: click.Context, step: str, target: str, model_only: bool, optimizer_only: bool, untie: bool
+) -> None:
+    """Makes ``model.pt`` and ``optimizer.pt`` of the parts of a step."""
+    import torch
 
-    A rule has a pattern and the name that takes its place. The first that matches a key counts; other keys keep their
-    names. Nothing is changed in place.
+    from bytecheckpoint.convert.local_destination import whole_folder
+    from bytecheckpoint.storage.paths import local_path
+    from bytecheckpoint.training_state.merging import bytecheckpoint_ckpt_to_pytorch_ckpt
 
-    \b
-    Example:
-      bcp rename ckpt renamed 'h.{i}.attn=layers.{i}.attention' 'wte=embed'
-    """
-    _convert(source, target, LoadSpec(rename=rules_of(rules)), **options)
+    if model_only and optimizer_only:
+        raise Failure("--model-only and --optimizer-only: pass one of them")
+    for name in _NOT_FOR_STEPS:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise Failure(
+                f"--{name.replace('_', '-')}: not for a step --to torch; convert its parts one by one, as {step}/model"
+            )
+    options = ctx.params
+    place = local_path(target)
+    with bar("converting", options["progress"]) as tell, whole_folder(place, f"torch files of {step}") as folder:
+        bytecheckpoint_ckpt_to_pytorch_ckpt(
+            step,
+            folder,
+            model_only=model_only,
+            optimizer_only=optimizer_only,
+            untie_embeddings=untie,
+            dtype=None if options["dtype"] is None else getattr(torch, options["dtype"]),
+            config=Config.from_env(),
+            progress=tell,
+        )
+    files = {path.name: path.stat().st_size for path in sorted(place.iterdir())}
+    if options["as_json"]:
+        print_json({"source": step, "target": target, "format": "torch", "files": files})
+    else:
+        click.echo(one_line(f"{target}: " + ", ".join(f"{name} {size_text(size)}" for name, size in files.items())))
 
 
 def _convert(

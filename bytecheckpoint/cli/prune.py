@@ -9,7 +9,7 @@ import click
 
 from bytecheckpoint.checkpoint.keeping import KeepBest
 from bytecheckpoint.checkpoint.newest import refuse_a_checkpoint
-from bytecheckpoint.checkpoint.retention import prune
+from bytecheckpoint.checkpoint.retention import Retention
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import one_line, print_json
 from bytecheckpoint.storage.paths import location
@@ -74,7 +74,7 @@ def command(
     """
     if not step_paths(run, pattern):
         refuse_a_checkpoint(location(run), "prune")
-    report = prune(
+    report = Retention(
         run,
         keep_latest=keep_latest,
         keep_every=keep_every,
@@ -83,8 +83,7 @@ def command(
         pattern=pattern,
         remove_corrupt=remove_corrupt,
         remove_others=not keep_others,
-        dry_run=dry_run,
-    )
+    ).prune(dry_run=dry_run)
     if as_json:
         print_json(dataclasses.asdict(report))
     else:

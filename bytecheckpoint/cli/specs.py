@@ -11,7 +11,7 @@ import click
 from bytecheckpoint.cli.options import Failure
 from bytecheckpoint.load_spec.spec import LoadSpec
 
-__all__ = ["rules_of", "spec_of", "spec_options"]
+__all__ = ["spec_of", "spec_options"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -40,16 +40,16 @@ def spec_of(
         raise Failure("--spec: pass a file or --include, --exclude and --rename, not both")
     if file is not None:
         return LoadSpec.from_file(file)
-    rules = rules_of(rename, "--rename ")
+    rules = _rules_of(rename)
     return LoadSpec(include=include, exclude=exclude, rename=rules) if include or exclude or rules else None
 
 
-def rules_of(texts: Sequence[str], option: str = "") -> dict[str, str]:
-    """Returns rules ``PATTERN=NAME`` as ``LoadSpec`` takes them. ``option`` stands before a rule in errors."""
+def _rules_of(texts: Sequence[str]) -> dict[str, str]:
+    """Returns rules ``PATTERN=NAME`` as ``LoadSpec`` takes them."""
     rules = {}
     for text in texts:
         pattern, equals, name = text.partition("=")
         if not equals:
-            raise Failure(f"{option}{text}: must be PATTERN=NAME")
+            raise Failure(f"--rename {text}: must be PATTERN=NAME")
         rules[pattern] = name
     return rules

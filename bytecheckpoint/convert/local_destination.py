@@ -24,7 +24,7 @@ from bytecheckpoint.errors import (
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.storage.small_files import made_folder
 
-__all__ = ["LocalDestination"]
+__all__ = ["LocalDestination", "whole_folder"]
 
 _NOTE = "conversion.json"
 
@@ -71,6 +71,29 @@ class LocalDestination:
 
             ranks.together(finished)
         return len(left)
+
+
+@contextmanager
+def whole_folder(target: Path, plan: str) -> Iterator[Path]:
+    """Makes a folder that appears whole, at the end of the ``with`` block, or not at all.
+
+    Args:
+        target: Its path. An empty folder may be there.
+        plan: What is written into it, for whoever finds what a killed process has left.
+
+    Raises:
+        CheckpointBusyError: Another process makes it.
+        CheckpointExistsError: Something is there, or was left by a process that was killed.
+        StorageError: The file system refused.
+    """
+    LocalDestination(target).check("torch", resume=False, is_shared=False)
+    with _staging_folder(target, False, plan) as staging:
+        try:
+            yield staging
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        _publish(staging, target, None)
 
 
 def _plan_of(work: Conversion) -> str:

@@ -11,13 +11,20 @@ from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.paths import below, location_to_read
 
-__all__ = ["model_of"]
+__all__ = ["is_step_of_parts", "model_of"]
 
 # Names under which training code puts a model, and a model and an optimizer together.
 _MODEL, _TOGETHER = "model", "model_and_optim"
 # Names that training code gives to what is not the model, where the keys of the model have no prefix.
 _OTHERS = ("optimizer", "optim", "lr_scheduler", "dataloader", "train_state")
 _METADATA = ".metadata"
+
+
+def is_step_of_parts(source: str, config: Config) -> bool:
+    """Whether a path or URL is the folder of a step that ``bytecheckpoint.save`` saved."""
+    place = known(location_to_read(source), config)
+    parts = (_MODEL, "optimizer")
+    return not folder_at(place).has(_METADATA) and any(folder_at(below(place, part)).has(_METADATA) for part in parts)
 
 
 def model_of(source: str, config: Config) -> tuple[str, LoadSpec | None]:
@@ -49,5 +56,5 @@ def model_of(source: str, config: Config) -> tuple[str, LoadSpec | None]:
         return str(place), LoadSpec(include=_MODEL, rename={_MODEL: ""})
     others = [name for name in _OTHERS if name in tops]
     if others and tops <= {*_OTHERS}:
-        raise ConfigError(f"extract({place}): only {listed(others)} is there, and no model: use bcp convert --include")
+        raise ConfigError(f"convert({place}): only {listed(others)} is there, and no model: use --include")
     return str(place), LoadSpec(exclude=others) if others else None

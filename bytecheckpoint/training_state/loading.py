@@ -72,7 +72,7 @@ def load(
     checkpoint_state: MutableMapping[str, Any],
     framework: str,
     fast_loading: bool = False,
-    strict: bool = True,
+    strict: bool | str = True,
     role: str | None = None,
     *,
     load_decomposed_model_optimizer: bool = True,
@@ -95,9 +95,10 @@ def load(
         checkpoint_state: The live objects; see ``save``. Parts that are not in it are not loaded.
         framework: Framework of the live objects, not of the checkpoint; see ``save``.
         fast_loading: Ignored here: every load is pipelined and reads all files at once.
-        strict: Whether keys, shapes and dtypes must be the same on both sides. If False, keys that one side lacks are
-            left out and listed in the result, tensors of another dtype are converted, and extra state that belonged to
-            other ranks stays as it was passed.
+        strict: As in ``LoadSpec``: whether keys must be the same on both sides (``True``), one side may lack some
+            (``"checkpoint"``, ``"model"``), or either may (``False``). What is lacking is left out and listed in the
+            result; extra state that belonged to other ranks stays as it was passed. Dtypes must be the same, but with
+            ``False``, which converts. Shapes must be in any case.
         role: The role that it was saved with.
         load_decomposed_model_optimizer: For ``fsdp`` only. True fills the flat parameters in place, without
             communication. False loads the model by FSDP's own sharded state dict. Both load what either kind of save
@@ -160,15 +161,16 @@ class _Loading:
     def __init__(
         self,
         group: dist.ProcessGroup | None,
-        strict: bool,
+        strict: bool | str,
         is_decomposed: bool,
         config: Config,
         spec: LoadSpec | None,
     ) -> None:
         self._group = group
+        of_keys = LoadSpec(strict=strict, cast="any" if strict is False else "same")
         self._strict = strict
         self._spec = spec
-        self._specs = dict.fromkeys(PARTS, LoadSpec(strict=strict, cast="same" if strict else "any"))
+        self._specs = dict.fromkeys(PARTS, of_keys)
         self._specs["model"] = spec or self._specs["model"]
         self._is_decomposed = is_decomposed
         self._config = config
@@ -271,7 +273,7 @@ class _Loading:
             policy = self._stored.description.get("extra_state_policy", "own")
             stored_extra = self._stored["extra_state"]
             self._extra = RankStateLoad(stored_extra, stored_extra.empty, policy, saved_ranks, rank, size)
-            if self._strict:
+            if self._specs["extra_state"].refuses_missing:
                 self._extra.check("load with strict=False, which keeps what extra_state has under these keys")
             self._missing += [f"extra_state: {key}" for key in self._extra.unavailable]
             self._collect_part("extra_state", self._extra.values)

@@ -48,7 +48,7 @@ from bytecheckpoint.training_state.tracker import step_folder, write_tracker
 
 __all__ = ["CheckpointReport", "save"]
 
-_IRREGULAR = ("decompose", "merge")
+_IRREGULAR = ("decompose", "exchange")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ def save(
             False saves the model by FSDP's own sharded state dict, for which all ranks gather each flat parameter;
             modules with state dict hooks of their own need this. The files have the same keys in both cases.
         irregular: For ``fsdp`` only: how to save parameters that the shards cut within a row. ``decompose``: each rank
-            writes up to ``2 * ndim - 1`` boxes of each parameter, and ranks send nothing to each other. ``merge``:
+            writes up to ``2 * ndim - 1`` boxes of each parameter, and ranks send nothing to each other. ``exchange``:
             ranks send pieces of rows to each other, in the background with ``fast_saving``, and each writes one block
             of whole rows.
         extra_state_policy: What another number of ranks gets at a load: ``own``, ``replicated`` or ``sharded``, for
@@ -207,10 +207,9 @@ class _Request:
             raise ConfigError(f"callback={self.callback!r}: must be callable without arguments")
         check_policy(self.extra_state_policy)
         if self.irregular not in _IRREGULAR:
-            raise ConfigError(
-                f"irregular={self.irregular!r}: must be one of {', '.join(map(repr, _IRREGULAR))}"
-                f"{did_you_mean(self.irregular, _IRREGULAR)}"
-            )
+            names, near = " or ".join(map(repr, _IRREGULAR)), did_you_mean(self.irregular, _IRREGULAR)
+            near = "; 'exchange' is what 'merge' was" if self.irregular == "merge" else near
+            raise ConfigError(f"irregular={self.irregular!r}: must be {names}{near}")
         return CheckpointState.of(self.checkpoint_state, self.framework)
 
     def own_group(self, use: str) -> dist.ProcessGroup | None:
@@ -384,13 +383,13 @@ class _Saving:
             self._writers["optimizer"].user_metadata = json.dumps({"bytecheckpoint": description})
 
     def _exchanged(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Leaves out what another rank saves and, with ``irregular="merge"``, exchanges pieces of rows. Collective."""
+        """Leaves out what another rank saves, and exchanges pieces of rows if ``irregular`` says so. Collective."""
         first = held_first(self._group, "save", str(self._path), self._each_ranks_own)
         for part, key in {*self._each_ranks_own} - first:
             del values[part][key]
-        return (
-            with_regular_blocks(values, self._group, str(self._path)) if self._request.irregular == "merge" else values
-        )
+        if self._request.irregular == "exchange":
+            return with_regular_blocks(values, self._group, str(self._path))
+        return values
 
     def is_in_parts(self, part: str) -> bool:
         """Returns whether tensors of subclasses are saved by their parts. Extra state is not taken apart."""

@@ -73,14 +73,10 @@ def find_latest_ckpt_path(
     process_group: dist.ProcessGroup | None = None,
     config: Config | None = None,
 ) -> str | None:
-    """Returns the step folder that the tracker of a run names, for ``bytecheckpoint.load``; None if there is none yet.
+    """Returns what ``latest`` does, under ByteCheckpoint's name, of the step folders of ``bytecheckpoint.save`` alone.
 
-    It looks at what is on disk. A save under way does not count; wait for its handle if it should.
-
-    If the step that the tracker names is gone or not whole, or if there is no tracker, the result is the whole step
-    that was committed last. This gives a warning, and one more for each step folder that is passed over. ``latest``,
-    which takes the same, describes the order and its warnings, what is whole, what None means, and what is an error. A
-    step is whole only if all parts that were saved together are there.
+    One more warning says if there is no tracker, or it names a step that is not whole. A save under way does not count;
+    wait for its handle if it should.
 
     Args:
         root: ``ckpt_path`` of ``bytecheckpoint.save``.

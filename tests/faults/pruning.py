@@ -9,7 +9,7 @@ from pathlib import Path
 from support.fork_server import meet
 from support.saves import SaveRequest, attempt
 
-from bytecheckpoint import RetentionReport, prune, scan_steps
+from bytecheckpoint import Retention, RetentionReport, scan_steps
 from faults.unprivileged import as_nobody
 
 __all__ = ["KEPT", "make_run", "prune_as_nobody", "prune_when_told", "save_template", "states_in"]
@@ -36,13 +36,13 @@ def prune_when_told(address: bytes, root: Path) -> RetentionReport:
     test = meet(address)
     test.send("ready")
     test.recv()
-    return prune(root, keep_latest=1)
+    return Retention(root, keep_latest=1).prune()
 
 
 def prune_as_nobody(root: Path) -> RetentionReport:
     """Prunes without the rights of root."""
     as_nobody()
-    return prune(root, keep_latest=1)
+    return Retention(root, keep_latest=1).prune()
 
 
 def states_in(root: Path) -> dict[int, str]:

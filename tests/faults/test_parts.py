@@ -20,7 +20,7 @@ import torch
 from support.fork_server import ForkServer
 
 import bytecheckpoint
-from bytecheckpoint import find_latest_ckpt_path, load, prune, scan_steps
+from bytecheckpoint import Retention, find_latest_ckpt_path, load, scan_steps
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
 from bytecheckpoint.storage import local_removal as _removal
 
@@ -111,7 +111,7 @@ def prune_and_die(root: str, number: int) -> None:
         for name in names:
             setattr(kind, name, counted(getattr(kind, name)))
     core.Removal = counted(core.Removal)  # type: ignore[assignment,misc]
-    report = prune(root, keep_latest=1)
+    report = Retention(root, keep_latest=1).prune()
     assert report.warnings == []
 
 
@@ -137,7 +137,7 @@ def test_kill_of_a_prune(server: ForkServer, tmp_path: Path) -> None:
         elif 1 in states:
             with pytest.raises(CheckpointNotFoundError):  # not even the model loads: its mark is removed first
                 load(root / "global_step_1", {"model": torch.nn.Linear(3, 5)}, "ddp")
-        report = prune(root, keep_latest=1, grace_s=0)
+        report = Retention(root, keep_latest=1, grace_s=0).prune()
         assert report.warnings == []
         assert report.skipped == {}, number
         left = [path.name for path in (root / "global_step_1").rglob("*")] if 1 in states else []

@@ -25,7 +25,7 @@ from support.mounts import mounted
 from support.saves import Attempt, SaveRequest, generation_on_disk, save
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from bytecheckpoint import RetentionReport, prune
+from bytecheckpoint import Retention, RetentionReport
 from bytecheckpoint.errors import CheckpointBusyError
 from faults.paused_saves import save_paused
 from faults.pruning import KEPT, make_run, prune_as_nobody, prune_when_told, save_template, states_in
@@ -106,7 +106,7 @@ def assert_what_loads_is_whole(root: Path) -> None:
     assert states[KEPT] == "complete"
     assert states.get(1, "half") in ("complete", "half"), states
     assert states.get(2, "half") == "half", states
-    report = prune(root, keep_latest=1)
+    report = Retention(root, keep_latest=1).prune()
     assert report.warnings == []
     assert states_in(root) == {KEPT: "complete"}
 
@@ -219,7 +219,7 @@ def test_what_is_mounted_in_a_folder_stays(pruned: Pruned, tmp_path: Path) -> No
     (tmp_path / "outside" / "precious").touch()
     mount = root / "step-1" / "hf" / "mount"
     with mounted(mount, "--bind", str(tmp_path / "outside"), untested="MOUNTS IN STEP FOLDERS"):
-        report = prune(root, keep_latest=1)
+        report = Retention(root, keep_latest=1).prune()
         assert report.warnings == ["step-1 was removed, except for hf: another file system is mounted there"]
         assert (mount / "precious").exists()
     assert (tmp_path / "outside" / "precious").exists()
@@ -263,7 +263,7 @@ def test_files_that_may_not_change(pruned: Pruned, tmp_path: Path, name: str) ->
     if subprocess.run(["chattr", "+i", file], capture_output=True, check=False).returncode != 0:
         pytest.skip("IMMUTABLE FILES NOT TESTED: chattr is not there, or not allowed")
     try:
-        report = prune(root, keep_latest=1)
+        report = Retention(root, keep_latest=1).prune()
         assert any(file.name in warning and "not permitted" in warning for warning in report.warnings)
         assert states_in(root) == {1: "complete" if name == ".metadata" else "half", KEPT: "complete"}
     finally:
@@ -278,7 +278,7 @@ def test_a_live_save_is_left_alone(pruned: Pruned, server: ForkServer, meeting: 
     process = meeting.accept()
     assert meeting.receive(process) == "paused"
     for _ in range(3):
-        report = prune(root, keep_latest=1)
+        report = Retention(root, keep_latest=1).prune()
         assert report.skipped == {str(root / "step-1"): "a save is under way"}
     assert states_in(root) == {1: "complete", KEPT: "complete"}
     process.send("go")
@@ -295,11 +295,11 @@ def test_what_a_killed_save_leaves_is_swept(
     process = meeting.accept()
     assert meeting.receive(process) == "paused"
     assert states_in(root)[2] == "saving"
-    assert prune(root, keep_latest=1).skipped == {str(root / "step-2"): "a save is under way"}
+    assert Retention(root, keep_latest=1).prune().skipped == {str(root / "step-2"): "a save is under way"}
     os.kill(pid, signal.SIGKILL)
     assert server.wait(pid).was_killed
     assert states_in(root) == {2: "half", KEPT: "complete"}
-    assert prune(root, keep_latest=1).swept == [str(root / "step-2")]
+    assert Retention(root, keep_latest=1).prune().swept == [str(root / "step-2")]
 
 
 def test_saves_and_prunes_keep_each_other_out(
@@ -316,7 +316,7 @@ def test_saves_and_prunes_keep_each_other_out(
         wait_until_stopped(tmp_path / "log")
         (error,) = server.run(save, SaveRequest(root / "step-1", 2)).unwrap().errors.values()
         assert type(error) is CheckpointBusyError
-        assert prune(root, keep_latest=1).skipped.keys() == {str(root / "step-1")}
+        assert Retention(root, keep_latest=1).prune().skipped.keys() == {str(root / "step-1")}
     os.kill(pid, signal.SIGKILL)
     assert server.wait(pid).was_killed
     assert server.run(save, SaveRequest(root / "step-1", 2)).unwrap() == Attempt({}, ())

@@ -51,7 +51,7 @@ def save_both_ways(folder: Path, wrapping: str, fast_saving: bool) -> bool:
     optimizer = optimizer_of(model)
     train(model, optimizer)
     wanted = full_state(model, optimizer)
-    for irregular in ("decompose", "merge"):
+    for irregular in ("decompose", "exchange"):
         state = {"model": model, "optimizer": optimizer}
         path = folder / irregular
         handle = bytecheckpoint.save(path, state, "fsdp", fast_saving, irregular=irregular)
@@ -69,11 +69,11 @@ def save_both_ways(folder: Path, wrapping: str, fast_saving: bool) -> bool:
 @pytest.mark.parametrize("fast_saving", [False, True])
 @pytest.mark.parametrize("wrapping", FSDP1)
 def test_merged_blocks_hold_the_same_and_are_regular(tmp_path: Path, wrapping: str, fast_saving: bool) -> None:
-    """Both saves hold the same bytes. With "merge" each rank writes whole rows, and there are fewer chunks."""
+    """Both saves hold the same bytes. With "exchange" each rank writes whole rows, and there are fewer chunks."""
     assert any(run_ranks(4, save_both_ways, tmp_path, wrapping, fast_saving, limit_s=LIMIT_S))
     shapes = {name: parameter.shape for name, parameter in wrap("plain").named_parameters()}
     num_chunks = {}
-    for irregular in ("decompose", "merge"):
+    for irregular in ("decompose", "exchange"):
         of_model = chunks_by_key(tmp_path / irregular / "model")
         of_optimizer = chunks_by_key(tmp_path / irregular / "optimizer")
         num_chunks[irregular] = sum(map(len, (*of_model.values(), *of_optimizer.values())))
@@ -83,8 +83,8 @@ def test_merged_blocks_hold_the_same_and_are_regular(tmp_path: Path, wrapping: s
             for chunk in (*of_model[fqn], *of_optimizer.get(f"state.{fqn}.exp_avg", []))
         ]
         is_regular = [is_of_whole_rows(*chunk, shape) for shape, chunk in of_parameters]
-        assert all(is_regular) == (irregular == "merge")
-    assert num_chunks["merge"] < num_chunks["decompose"]
+        assert all(is_regular) == (irregular == "exchange")
+    assert num_chunks["exchange"] < num_chunks["decompose"]
 
 
 class Uneven(nn.Module):
@@ -102,7 +102,7 @@ def save_uneven(folder: Path, min_block_bytes: int) -> int:
     model = FullyShardedDataParallel(
         Uneven(), auto_wrap_policy=ModuleWrapPolicy(set()), device_id=torch.device("cpu"), use_orig_params=True
     )
-    bytecheckpoint.save(folder, {"model": model}, "fsdp", irregular="merge")
+    bytecheckpoint.save(folder, {"model": model}, "fsdp", irregular="exchange")
     plain = Uneven()
     for parameter in plain.parameters():
         parameter.data.zero_()
@@ -133,7 +133,7 @@ def fail_on_one_rank(folder: Path, what: str) -> None:
             of_parameter["exp_avg_sq"] = of_parameter["exp_avg_sq"].double()
     if dist.get_rank() == 1 and what == "no model":
         state["model"] = None
-    bytecheckpoint.save(folder, state, "fsdp", irregular="merge")
+    bytecheckpoint.save(folder, state, "fsdp", irregular="exchange")
 
 
 @pytest.mark.parametrize(("what", "error"), [("states differ", InvalidPlanError), ("no model", ConfigError)])
@@ -158,7 +158,7 @@ def want_memory_on_one_rank(folder: Path, fast_saving: bool, lacking: str) -> st
     optimizer = optimizer_of(model)
     train(model, optimizer)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    bytecheckpoint.save(folder, state, "fsdp", irregular="merge")
+    bytecheckpoint.save(folder, state, "fsdp", irregular="exchange")
 
     def refuse(*arguments: object) -> None:
         raise MemoryError(f"no memory for {lacking}")
@@ -167,7 +167,7 @@ def want_memory_on_one_rank(folder: Path, fast_saving: bool, lacking: str) -> st
     if dist.get_rank() == 1:
         setattr(regular_blocks, lacking, refuse)
     try:
-        bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge").committed.result()
+        bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="exchange").committed.result()
         message = ""
     except MemoryError as error:
         message = str(error)
@@ -176,7 +176,7 @@ def want_memory_on_one_rank(folder: Path, fast_saving: bool, lacking: str) -> st
         plain = wrap("plain", seed=9)
         bytecheckpoint.load(folder, {"model": plain, "optimizer": optimizer_of(plain)}, "ddp")
         if not again:
-            bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge").committed.result()
+            bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="exchange").committed.result()
     bytecheckpoint.shutdown()
     return message
 
@@ -201,7 +201,7 @@ def save_without_others(folder: Path, wrapping: str, irregular: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("wrapping", "irregular"), [("fsdp orig", "decompose"), ("fsdp orig", "merge"), ("fsdp2", "decompose")]
+    ("wrapping", "irregular"), [("fsdp orig", "decompose"), ("fsdp orig", "exchange"), ("fsdp2", "decompose")]
 )
 def test_shards_of_ranks_that_do_not_save_are_missed(tmp_path: Path, wrapping: str, irregular: str) -> None:
     """Without this check, the checkpoint would lack the other rank's shards, and only a load would report it."""
@@ -223,7 +223,7 @@ def lose_while_pieces_travel(folder: Path, victim: int, by: int, fast_saving: bo
     optimizer = optimizer_of(model)
     train(model, optimizer)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge", config=config).committed.result()
+    bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="exchange", config=config).committed.result()
     wanted = full_state(model, optimizer)
     pids = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
@@ -237,7 +237,7 @@ def lose_while_pieces_travel(folder: Path, victim: int, by: int, fast_saving: bo
 
     regular_blocks._send_and_receive = lose
     with pytest.raises(RankLostError) as raised:
-        bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge", config=config).committed.result()
+        bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="exchange", config=config).committed.result()
     store.wait(["lost"])
     if dist.get_rank() == victim:  # it was stopped and then continued
         store.set("went on", "")
@@ -253,7 +253,9 @@ def lose_while_pieces_travel(folder: Path, victim: int, by: int, fast_saving: bo
         assert dist.get_rank() != 0 or all(torch.equal(value, wanted[name]) for name, value in got.items())
         saved = {"model": plain, "optimizer": of_plain}
         again = folder / "again"
-        bytecheckpoint.save(again, saved, "ddp", fast_saving, irregular="merge", process_group=group).committed.result()
+        bytecheckpoint.save(
+            again, saved, "ddp", fast_saving, irregular="exchange", process_group=group
+        ).committed.result()
     if by == signal.SIGSTOP:
         if dist.get_rank() == left[0]:
             os.kill(pids[victim], signal.SIGCONT)
@@ -290,5 +292,5 @@ def test_a_replica_may_be_saved_without_the_others(tmp_path: Path) -> None:
 
 def test_an_unknown_way_is_refused(tmp_path: Path) -> None:
     """The message names the accepted values."""
-    with pytest.raises(ConfigError, match=r"irregular='split': must be one of 'decompose', 'merge'"):
+    with pytest.raises(ConfigError, match=r"irregular='split': must be 'decompose' or 'exchange'"):
         bytecheckpoint.save(tmp_path, {"model": wrap("plain")}, "ddp", irregular="split")

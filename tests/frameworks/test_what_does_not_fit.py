@@ -67,6 +67,23 @@ def test_keys_that_the_model_has_not(tmp_path: Path) -> None:
     assert torch.equal(other.embed.weight, model.embed.weight)
 
 
+def test_one_side_alone_may_lack_keys(tmp_path: Path) -> None:
+    """``strict`` has the values of a LoadSpec; dtypes stay strict but with False."""
+    more, less = with_head(net()), net(1)
+    save(tmp_path / "more", {"model": more}, "ddp")
+    save(tmp_path / "less", {"model": less}, "ddp")
+    assert load(tmp_path / "more", {"model": net(2)}, "ddp", strict="model").unexpected_keys
+    assert load(tmp_path / "less", {"model": with_head(net(2))}, "ddp", strict="checkpoint").missing_keys
+    with pytest.raises(KeyMismatchError, match="not asked for: model: extra_head"):
+        load(tmp_path / "more", {"model": net(2)}, "ddp", strict="checkpoint")
+    with pytest.raises(KeyMismatchError, match="not in the checkpoint: model: extra_head"):
+        load(tmp_path / "less", {"model": with_head(net(2))}, "ddp", strict="model")
+    with pytest.raises(ShapeMismatchError, match="stored dtypes differ"):
+        load(tmp_path / "more", {"model": net(2).half()}, "ddp", strict="model")
+    with pytest.raises(ConfigError, match=r"strict='modle'.*did you mean 'model'"):
+        load(tmp_path / "more", {"model": net(2)}, "ddp", strict="modle")
+
+
 def test_optimizers_of_more_and_of_fewer_parameters(tmp_path: Path) -> None:
     less, all_of_them = trained(make=lambda m: optimizer_of(m, without="down")), trained()
     save(tmp_path / "less", less, "ddp")

@@ -23,7 +23,7 @@ from support.mounts import mount_for_this_process
 from support.ranks import run_ranks
 from support.saves import SaveRequest, attempt, generation_on_disk, load_then_save, names_in, state
 
-from bytecheckpoint import Config, load_state_dict, prune, save_state_dict, scan_steps
+from bytecheckpoint import Config, Retention, load_state_dict, save_state_dict, scan_steps
 from bytecheckpoint.errors import CheckpointSupersededError, StorageError
 
 A, B = 1, 2
@@ -185,7 +185,7 @@ def test_removed_files_that_a_dead_machine_left_go_when_nobody_can_have_them_ope
     (path / ".nfs000000000002").write_bytes(b"x")
     assert attempt(SaveRequest(path, 4)).errors == {}
     assert [name for name in names_in(path) if name.startswith((".nfs", ".fuse"))] == [".nfs000000000002"]
-    report = prune(run, keep_latest=1)
+    report = Retention(run, keep_latest=1).prune()
     assert report.removed == [str(run / "step-1")]
     assert len(report.warnings) == 1
     assert "step-2" in report.warnings[0]

@@ -17,14 +17,7 @@ import torch.distributed.checkpoint as dcp
 from support.fork_server import LIMIT_S, ForkServer
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bytecheckpoint import (
-    BcpWriter,
-    latest,
-    load_state_dict,
-    prune,
-    save_state_dict,
-    verify,
-)
+from bytecheckpoint import BcpWriter, Retention, latest, load_state_dict, save_state_dict, verify
 from ground.mounts import Ground, Machines, sshfs
 from ground.shared_mounts import TIMES_OF_ITS_OWN
 
@@ -158,7 +151,7 @@ def prune_while_read(path: Path) -> list[str]:
     with data.open("rb") as file:
         closing = threading.Timer(0.5, file.close)
         closing.start()
-        assert prune(path, keep_latest=1).removed == [str(path / "step-1")]
+        assert Retention(path, keep_latest=1).prune().removed == [str(path / "step-1")]
         closing.join()
     return [folder.name for folder in path.iterdir()]
 
@@ -174,7 +167,7 @@ def prune_while_held(path: Path) -> bool:
         save_state_dict(path / f"step-{step}", state(step), no_dist=True)
     (data,) = (path / "step-1").glob("*.distcp")
     with data.open("rb"):
-        report = prune(path, keep_latest=1)
+        report = Retention(path, keep_latest=1).prune()
         is_gone = not (path / "step-1").exists()
         assert (report.removed, bool(report.warnings)) == ([str(path / "step-1")] if is_gone else [], not is_gone)
         assert latest(path) == str(path / "step-2")
@@ -182,7 +175,7 @@ def prune_while_held(path: Path) -> bool:
     while [folder.name for folder in path.iterdir()] != ["step-2"]:  # sshfs goes on to list what is gone, for 20 s
         assert time.monotonic() < until, list(path.rglob("*"))
         time.sleep(0.1)
-        prune(path, keep_latest=1)
+        Retention(path, keep_latest=1).prune()
     return is_gone
 
 

@@ -14,7 +14,7 @@ from support.nfs_machines import MEETING, MEETING_ENV
 from support.saves import BOTH_RANKS, SaveRequest, generation_on_disk, load_then_save
 from support.saves import save as save_rank
 
-from bytecheckpoint import latest, load_state_dict, prune, save_state_dict, verify
+from bytecheckpoint import Retention, latest, load_state_dict, save_state_dict, verify
 from ground.mounts import Ground, Machines
 
 # The file of metadata gets longer and shorter.
@@ -47,7 +47,7 @@ def test_another_machine_reads_what_was_committed_over_what_it_has_read(ground: 
 
 
 def pruned(run: Path) -> tuple[list[int], list[str], list[str]]:
-    report = prune(run, keep_latest=2, remove_corrupt=True, grace_s=0.0)
+    report = Retention(run, keep_latest=2, remove_corrupt=True, grace_s=0.0).prune()
     return report.kept, report.removed, report.swept
 
 

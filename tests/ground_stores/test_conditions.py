@@ -112,7 +112,7 @@ def test_saves_and_prunes(url: str, config: Config, expected: Expected, tmp_path
         save(step, config, value, numel)
         assert load(step, config, numel) == value
     save(f"{url}/step-2", config, 2)
-    report = bytecheckpoint.prune(url, keep_latest=1, config=config)
+    report = bytecheckpoint.Retention(url, keep_latest=1, config=config).prune()
     assert report.removed == [step]
     save(step, config, 3)  # over the tombstone
     assert load(step, config) == 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp extract``, ``bcp rename`` and ``bcp merge`` on what training code saves."""
+"""``bcp convert`` on what training code saves: the model alone, other names, files of torch."""
 
 from __future__ import annotations
 
@@ -57,70 +57,99 @@ def save_as_olmo(folder: Path, model: nn.Module, optimizer: torch.optim.Optimize
 
 
 @pytest.mark.parametrize("save", [save_in_parts, save_under_one_key, save_beside, save_as_olmo])
-def test_extract_finds_the_model(tmp_path: Path, save: Any) -> None:
+def test_the_model_alone(tmp_path: Path, save: Any) -> None:
     model, optimizer = model_and_optimizer()
     save(tmp_path / "ckpt", model, optimizer)
-    result = run("extract", tmp_path / "ckpt", tmp_path / "hf", "--verify")
+    result = run("convert", tmp_path / "ckpt", tmp_path / "hf", "--model-only", "--verify")
     assert result.exit_code == 0, result.output
     assert_is(tmp_path / "hf/model.safetensors", model)
 
 
-def test_extract_of_what_has_no_model(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_model(tmp_path: Path) -> None:
     save_state_dict(tmp_path / "ckpt", {"optimizer": {"m": torch.ones(3)}}, no_dist=True)
-    result = run("extract", tmp_path / "ckpt", tmp_path / "hf")
+    result = run("convert", tmp_path / "ckpt", tmp_path / "hf", "--model-only")
     assert (result.exit_code, "no model" in result.output) == (2, True)
 
 
 def test_rename(tmp_path: Path) -> None:
+    def rename(source: str, target: str, rule: str, *options: str) -> Result:
+        return run("convert", tmp_path / source, tmp_path / target, "--to", "bcp", "--rename", rule, *options)
+
     save_state_dict(
         tmp_path / "ckpt", {"h.0.attn.w": torch.ones(2), "h.1.attn.w": torch.zeros(2), "n": 4}, no_dist=True
     )
-    result = run("rename", tmp_path / "ckpt", tmp_path / "out", "h.{i}.attn=layers.{i}.attention", "--json")
+    result = rename("ckpt", "out", "h.{i}.attn=layers.{i}.attention", "--json")
     assert result.exit_code == 0, result.output
     dcp_to_torch_save(tmp_path / "out", tmp_path / "whole.pt")
     whole = torch.load(tmp_path / "whole.pt", weights_only=True)
     assert sorted(whole) == ["layers.0.attention.w", "layers.1.attention.w", "n"]
     assert whole["layers.0.attention.w"].equal(torch.ones(2))
-    assert run("rename", tmp_path / "ckpt", tmp_path / "other", "h").exit_code == 2
-    result = run("rename", tmp_path / "ckpt", tmp_path / "other", "h.{i}.attn=one")
+    assert rename("ckpt", "other", "h").exit_code == 2
+    result = rename("ckpt", "other", "h.{i}.attn=one")
     assert (result.exit_code, "two sources for one key" in result.output) == (2, True)
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("safetensors", [False, True])
-def test_merge(tmp_path: Path, safetensors: bool) -> None:
+def test_a_step_becomes_files_of_torch(tmp_path: Path) -> None:
     model, optimizer = model_and_optimizer()
     save_in_parts(tmp_path / "ckpt", model, optimizer)
-    result = run("merge", tmp_path / "ckpt", tmp_path / "out", *["--safetensors"] * safetensors)
+    (tmp_path / "out").mkdir()  # empty
+    result = run("convert", tmp_path / "ckpt", tmp_path / "out", "--to", "torch", "--json", "--no-progress")
     assert result.exit_code == 0, result.output
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"model.safetensors" if safetensors else "model.pt", "optimizer.pt"}
-    if safetensors:
-        assert_is(tmp_path / "out/model.safetensors", model)
-    else:
-        model.load_state_dict(torch.load(tmp_path / "out/model.pt", weights_only=True))
+    assert [*json.loads(result.output)["files"]] == ["model.pt", "optimizer.pt"]
+    model.load_state_dict(torch.load(tmp_path / "out/model.pt", weights_only=True))
     merged = torch.load(tmp_path / "out/optimizer.pt", weights_only=True)
     moments = [state["exp_avg"] for state in optimizer.state.values()]
     assert all(a["exp_avg"].equal(b) for a, b in zip(merged["state"].values(), moments, strict=True))
-    result = run("merge", tmp_path / "ckpt", tmp_path / "out", "--model-only", "--optimizer-only")
-    assert result.exit_code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "out"]
 
 
-def test_merge_lists_what_it_wrote(tmp_path: Path) -> None:
-    """Files of an earlier merge, and of others, are not its own."""
-    model, optimizer = model_and_optimizer()
-    save_in_parts(tmp_path / "ckpt", model, optimizer)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "other.pt").write_bytes(b"of somebody else")
+@pytest.mark.parametrize(("option", "name"), [("--model-only", "model.pt"), ("--optimizer-only", "optimizer.pt")])
+def test_one_file_of_a_step(tmp_path: Path, option: str, name: str) -> None:
+    save_in_parts(tmp_path / "ckpt", *model_and_optimizer())
+    result = run("convert", tmp_path / "ckpt", tmp_path / "out", "--to", "torch", option, "--dtype", "bf16")
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
+    if name == "model.pt":
+        assert torch.load(tmp_path / "out/model.pt", weights_only=True)["0.weight"].dtype == torch.bfloat16
 
-    def listed(*options: str) -> list[str]:
-        result = run("merge", tmp_path / "ckpt", tmp_path / "out", *options, "--json", "--no-progress")
-        assert result.exit_code == 0, result.output
-        return [*json.loads(result.output)["files"]]
 
-    assert listed() == ["model.pt", "optimizer.pt"]
-    assert listed("--safetensors", "--model-only") == ["model.safetensors"]
-    assert listed("--optimizer-only") == ["optimizer.pt"]
-    of_shards = listed("--safetensors", "--model-only", "--shard-size", "100")
-    assert of_shards[-1] == "model.safetensors.index.json"
-    assert all(name.startswith("model-") for name in of_shards[:-1])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--to", "torch", "--model-only", "--optimizer-only"), "pass one of them"),
+        (("--to", "torch", "--resume"), "--resume: not for a step --to torch"),
+        (("--to", "torch", "--workers", "2"), "--workers: not for a step --to torch"),
+        (("--optimizer-only",), "only for a step that bytecheckpoint.save saved, with --to torch"),
+        (("--model-only", "--include", "0"), "not beside a spec"),
+    ],
+)
+def test_options_that_do_not_fit_a_step(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    save_in_parts(tmp_path / "ckpt", *model_and_optimizer())
+    result = run("convert", tmp_path / "ckpt", tmp_path / "out", *options)
+    assert (result.exit_code, said in result.output) == (2, True), result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_files_of_torch_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with something in it is refused; a failure behind the first file leaves nothing."""
+    save_in_parts(tmp_path / "ckpt", *model_and_optimizer())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/model.pt").write_bytes(b"of somebody else")
+    result = run("convert", tmp_path / "ckpt", tmp_path / "full", "--to", "torch")
+    assert (result.exit_code, "nothing is changed in place" in result.output) == (2, True)
+    assert (tmp_path / "full/model.pt").read_bytes() == b"of somebody else"
+
+    def fail(*arguments: Any) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr("bytecheckpoint.training_state.merging._write_optimizer", fail)
+    result = run("convert", tmp_path / "ckpt", tmp_path / "out", "--to", "torch")
+    assert (result.exit_code, "no space left" in result.output) == (2, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "full"]
+
+
+@pytest.mark.parametrize("name", ["extract", "merge", "rename"])
+def test_commands_that_went_name_the_new_one(name: str) -> None:
+    result = run(name, "ckpt", "out")
+    assert (result.exit_code, f"no bcp {name} any more: use bcp convert" in result.output) == (2, True)

@@ -54,7 +54,7 @@ def test_what_is_copied(tmp_path: Path, shard_size: str, workers: int) -> None:
         (from_ / name).write_text("not to be copied")
     ckpt = make_checkpoint(tmp_path / "ckpt")
     options = ("--dtype", "bf16", "--shard-size", shard_size, "--workers", workers)
-    done = run("extract", ckpt, tmp_path / "hf", "--hf-config", from_, *options)
+    done = run("convert", ckpt, tmp_path / "hf", "--model-only", "--hf-config", from_, *options)
     assert done.exit_code == 0, done.output
     copied = {path.name for path in (tmp_path / "hf").iterdir() if path.name in FILE_NAMES}
     assert copied == {"config.json", "tokenizer.json", "merges.txt", "generation_config.json", "chat_template.jinja"}
@@ -98,13 +98,12 @@ def test_weights_that_are_not_quantized_lose_the_quantization(tmp_path: Path) ->
 
 def test_without_the_option_it_says_what_is_missing(tmp_path: Path) -> None:
     ckpt = make_checkpoint(tmp_path / "ckpt")
-    for command in ("convert", "extract"):
-        more = ("--include", "model") if command == "convert" else ()
-        done = run(command, ckpt, tmp_path / command, *more)
+    for name, *options in (("convert", "--include", "model"), ("model", "--model-only")):
+        done = run("convert", ckpt, tmp_path / name, *options)
         assert done.exit_code == 0
         assert "from_pretrained also needs config.json, and a tokenizer" in done.output
         assert "--hf-config DIR" in done.output
-        assert not (tmp_path / command / "config.json").exists()
+        assert not (tmp_path / name / "config.json").exists()
     make_config(tmp_path / "from")
     (tmp_path / "convert/model.safetensors").rename(tmp_path / "from/model.safetensors")
     done = run("convert", tmp_path / "from", tmp_path / "again")
@@ -188,7 +187,7 @@ def test_transformers_reads_it(tmp_path: Path) -> None:
     state = {"model": model.state_dict(), "optimizer": {"step": 3}}
     save_state_dict(tmp_path / "ckpt", state, no_dist=True)
     options = ("--hf-config", tmp_path / "from", "--dtype", "bfloat16", "--shard-size", "50KB")
-    done = run("extract", tmp_path / "ckpt", tmp_path / "hf", *options)
+    done = run("convert", tmp_path / "ckpt", tmp_path / "hf", "--model-only", *options)
     assert (done.exit_code, "note:" in done.output) == (0, False), done.output
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert loaded.dtype == torch.bfloat16

@@ -30,7 +30,6 @@ from bytecheckpoint import (
     latest,
     load_state_dict,
     pin,
-    prune,
     read,
     resume,
     save_state_dict,
@@ -321,11 +320,11 @@ def small_files_are_removed_and_pins_are_such(place: Place) -> None:
         folder.remove_file("note")
         assert folder.read_file("note", 10) is None
     pin(place.at("step-1"), "it is kept", config=place.config)
-    report = prune(place.text, keep_latest=1, config=place.config)
+    report = Retention(place.text, keep_latest=1, config=place.config).prune()
     assert (report.removed, [*report.protected.values()]) == ([], ["pinned: it is kept"])
     assert unpin(place.at("step-1"), config=place.config)
     assert not unpin(place.at("step-1"), config=place.config)
-    assert len(prune(place.text, keep_latest=1, config=place.config).removed) == 1
+    assert len(Retention(place.text, keep_latest=1, config=place.config).prune().removed) == 1
 
 
 def names_are_listed(place: Place) -> None:
@@ -400,12 +399,12 @@ def the_newest_steps_stay(place: Place) -> None:
         _save(place, step, f"step-{step}")
     place.folder("step-1").write_file("config.json", b"{}")
     assert latest(place.text, config=place.config) == place.at("step-10")
-    kept = prune(place.text, keep_latest=3, remove_others=False, config=place.config)
+    kept = Retention(place.text, keep_latest=3, remove_others=False, config=place.config).prune()
     assert kept.removed == [place.at("step-1")]
     assert "not" in kept.warnings[0]
     assert place.folder("step-1").names() == ["config.json"]
-    dry = prune(place.text, keep_latest=2, dry_run=True, config=place.config)
-    report = prune(place.text, keep_latest=2, config=place.config)
+    dry = Retention(place.text, keep_latest=2, config=place.config).prune(dry_run=True)
+    report = Retention(place.text, keep_latest=2, config=place.config).prune()
     assert dry.removed == report.removed == [place.at("step-2")]
     assert dry.bytes_freed == report.bytes_freed > 0
     assert report.kept == [3, 10]
@@ -430,12 +429,15 @@ def a_step_that_is_read_stays(place: Place) -> None:
     for step in (1, 2):
         _save(place, step, f"step-{step}")
     with reading(place.at("step-1")):
-        report = prune(place.text, keep_latest=1, config=place.config)
+        report = Retention(place.text, keep_latest=1, config=place.config).prune()
         assert report.removed == []
         assert [*report.skipped] == [place.at("step-1")]
         assert _loaded(place, "step-1") == 1
     _save(place, 3, "step-3")  # else the step that this process has loaded last stays
-    assert prune(place.text, keep_latest=1, config=place.config).removed == [place.at("step-1"), place.at("step-2")]
+    assert Retention(place.text, keep_latest=1, config=place.config).prune().removed == [
+        place.at("step-1"),
+        place.at("step-2"),
+    ]
     assert latest(place.text, config=place.config) == place.at("step-3")
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.store_runs import copy_ranks, loaded, names, save, states
 
-from bytecheckpoint import Config, Retention, latest, prune, save_state_dict, scan_steps, verify
+from bytecheckpoint import Config, Retention, latest, save_state_dict, scan_steps, verify
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointNotFoundError, CheckpointSupersededError
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.object_store import commit, tombstones
@@ -38,11 +38,11 @@ def test_the_newest_are_kept(root: str, client: StoreClient) -> None:
     save(root, 1, 2, 3, 10)
     client.put("step-1/logs/out", b"12345")
     going = [each for each in client.everything("") if each.name.startswith(("step-1/", "step-2/"))]
-    dry = prune(root, keep_latest=2, dry_run=True)
+    dry = Retention(root, keep_latest=2).prune(dry_run=True)
     assert dry.removed == [f"{root}/step-1", f"{root}/step-2"]
     assert dry.bytes_freed == sum(each.num_bytes for each in going)
     assert states(root) == dict.fromkeys((1, 2, 3, 10), "complete")
-    report = prune(root, keep_latest=2)
+    report = Retention(root, keep_latest=2).prune()
     assert (report.removed, report.kept, report.warnings) == (dry.removed, [3, 10], [])
     assert report.bytes_freed == dry.bytes_freed
     assert states(root) == {3: "complete", 10: "complete"}
@@ -54,10 +54,10 @@ def test_what_dead_saves_left_goes_by_the_clock_of_the_store(root: str, client: 
     save(root, 1)
     client.delete(["step-1/.metadata"])
     save(root, 2)
-    report = prune(root, keep_latest=1)
+    report = Retention(root, keep_latest=1).prune()
     assert "half" in report.skipped[f"{root}/step-1"]
     assert states(root) == {1: "half", 2: "complete"}
-    assert prune(root, keep_latest=1, grace_s=0).swept == [f"{root}/step-1"]
+    assert Retention(root, keep_latest=1, grace_s=0).prune().swept == [f"{root}/step-1"]
     assert states(root) == {2: "complete"}
 
 
@@ -99,14 +99,14 @@ def test_a_prune_that_fails_anywhere_is_finished_by_the_next(
 ) -> None:
     save(root, 1, 2)
     made = fails_at(-1)
-    prune(root, keep_latest=1)
+    Retention(root, keep_latest=1).prune()
     num_calls = len(made)
     assert num_calls > 4
     for number in range(1, num_calls):
         fails_at(-1)
         save(root, 1, 2)
         fails_at(number)
-        report = prune(root, keep_latest=1)
+        report = Retention(root, keep_latest=1).prune()
         fails_at(-1)
         found = states(root)
         assert found[2] == "complete"
@@ -114,7 +114,7 @@ def test_a_prune_that_fails_anywhere_is_finished_by_the_next(
         if found.get(1) == "complete":
             assert loaded(f"{root}/step-1") == 1
         save(root, 2)  # what a prune leaves goes when it is older than the newest checkpoint
-        prune(root, keep_latest=1, grace_s=0)
+        Retention(root, keep_latest=1, grace_s=0).prune()
         assert states(root) == {2: "complete"}
         assert not [name for name in names(client) if name.startswith("step-1/")]
 
@@ -127,7 +127,7 @@ def test_a_save_that_had_begun_before_a_prune_is_not_committed(
 
     def prune_first(self: StoreCommit, checkpoint: Any) -> None:
         real(self, checkpoint)
-        assert prune(root, keep_latest=1).removed == [f"{root}/step-1"]
+        assert Retention(root, keep_latest=1).prune().removed == [f"{root}/step-1"]
 
     monkeypatch.setattr(StoreCommit, "check_files", prune_first)
     with pytest.raises(CheckpointSupersededError):
@@ -148,7 +148,7 @@ def test_a_save_that_replaces_a_checkpoint_during_a_prune_stays(
         return real(*arguments)
 
     monkeypatch.setattr(store_removal, "bury", save_first)
-    report = prune(root, keep_latest=1)
+    report = Retention(root, keep_latest=1).prune()
     assert "changed" in report.skipped[f"{root}/step-1"]
     assert states(root) == {1: "complete", 2: "complete"}
     assert loaded(f"{root}/step-1") == 1
@@ -170,7 +170,7 @@ def test_a_save_that_begins_at_a_tombstone_stays(
         real(self, going)
 
     monkeypatch.setattr(StoreClient, "delete", save_first)
-    assert prune(root, keep_latest=1).removed == [f"{root}/step-1"]
+    assert Retention(root, keep_latest=1).prune().removed == [f"{root}/step-1"]
     assert states(root) == {1: "complete", 2: "complete"}
     assert loaded(f"{root}/step-1") == 1
     assert verify(f"{root}/step-1").is_whole
@@ -199,7 +199,7 @@ def test_a_prune_does_not_take_a_save_for_its_tombstone(
         real_delete(self, going)
 
     monkeypatch.setattr(StoreClient, "delete", begin)
-    assert prune(root, keep_latest=1).removed == [f"{root}/step-1"]
+    assert Retention(root, keep_latest=1).prune().removed == [f"{root}/step-1"]
     assert not client.exists("step-1/.metadata")
     is_pruned.set()
     saving.join()
@@ -228,13 +228,13 @@ def test_files_of_a_save_that_may_be_under_way_stay(root: str, client: StoreClie
     save(root, 1, 2)
     young = "step-1/__0_0.0123456789abcdef.distcp"
     client.put(young, b"being written")
-    report = prune(root, keep_latest=1)
+    report = Retention(root, keep_latest=1).prune()
     assert report.removed == [f"{root}/step-1"]
     assert "1 data files that a save may be writing" in report.warnings[0]
     assert of_step_1(client) == [young]
     assert states(root) == {1: "half", 2: "complete"}
     save(root, 3)
-    assert prune(root, keep_latest=2, grace_s=0).swept == [f"{root}/step-1"]
+    assert Retention(root, keep_latest=2, grace_s=0).prune().swept == [f"{root}/step-1"]
     assert of_step_1(client) == []
 
 
@@ -244,14 +244,14 @@ def test_the_tombstone_of_a_young_mark_is_removed_later(
     """A request of its commit could still arrive, and would commit it again where there is none."""
     save(root, 1, 2)
     monkeypatch.setattr(store_removal, "_LONGEST_REQUEST", timedelta(minutes=15))
-    assert prune(root, keep_latest=1).removed == [f"{root}/step-1"]
+    assert Retention(root, keep_latest=1).prune().removed == [f"{root}/step-1"]
     assert of_step_1(client) == ["step-1/.metadata"]
     assert states(root) == {2: "complete"}
-    assert prune(root, keep_latest=1).warnings == []
+    assert Retention(root, keep_latest=1).prune().warnings == []
     assert of_step_1(client) == ["step-1/.metadata"]
     monkeypatch.setattr(store_removal, "_LONGEST_REQUEST", timedelta(0))
     save(root, 3)
-    assert prune(root, keep_latest=2).removed == []
+    assert Retention(root, keep_latest=2).prune().removed == []
     assert of_step_1(client) == []
 
 
@@ -262,9 +262,9 @@ def test_a_second_prune_does_not_take_a_young_tombstone_for_an_old_one(
     save(root, 1)
     client.put("step-1/__0_0.0123456789abcdef.distcp", b"being written")
     save(root, 2)
-    assert prune(root, keep_latest=1).removed == [f"{root}/step-1"]
+    assert Retention(root, keep_latest=1).prune().removed == [f"{root}/step-1"]
     save(root, 3)
-    assert prune(root, keep_latest=2, grace_s=0).swept == [f"{root}/step-1"]
+    assert Retention(root, keep_latest=2, grace_s=0).prune().swept == [f"{root}/step-1"]
     assert of_step_1(client) == ["step-1/.metadata"]
     assert states(root) == {2: "complete", 3: "complete"}
 
@@ -278,7 +278,7 @@ def test_a_prune_that_fails_in_the_middle_says_that_it_is_no_checkpoint_any_more
         raise OSError(errno.EIO, "SlowDown")
 
     monkeypatch.setattr(StoreClient, "delete", refuse)
-    report = prune(root, keep_latest=1)
+    report = Retention(root, keep_latest=1).prune()
     assert report.removed == []
     assert report.warnings == ["step-1: it is no checkpoint any more, but not all of it is gone: SlowDown"]
 
@@ -296,7 +296,7 @@ def test_parts_of_ranks_that_committed_by_themselves_go(root: str, client: Store
     copy_ranks(client, tmp_path, "step-1")
     save(root, 2)
     assert states(root) == {1: "complete", 2: "complete"}
-    report = prune(root, keep_latest=1)
+    report = Retention(root, keep_latest=1).prune()
     assert (report.removed, report.warnings) == ([f"{root}/step-1"], [])
     assert of_step_1(client) == []
 
@@ -304,11 +304,11 @@ def test_parts_of_ranks_that_committed_by_themselves_go(root: str, client: Store
 def test_the_tombstone_of_a_save_that_died_is_removed_after_its_grace(root: str, client: StoreClient) -> None:
     client.put("step-1/.metadata", b"saving " + b"0" * 32)
     save(root, 2)
-    assert prune(root, keep_latest=1).warnings == []
+    assert Retention(root, keep_latest=1).prune().warnings == []
     assert of_step_1(client) == ["step-1/.metadata"]
     assert states(root) == {2: "complete"}
     settings = Config(commit_deadline_s=1e-6)
-    assert prune(root, keep_latest=1, grace_s=0, config=settings).warnings == []
+    assert Retention(root, keep_latest=1, grace_s=0, config=settings).prune().warnings == []
     assert of_step_1(client) == []
 
 
@@ -324,10 +324,10 @@ def test_a_prune_of_parts_that_died_is_finished(root: str, client: StoreClient) 
     client.put("step-1/model/.metadata", b"removed " + b"0" * 32)
     save_parts(2)
     assert {folder.step: folder.state for folder in scan_steps(root)} == {1: "half", 2: "complete"}
-    assert prune(root, keep_latest=1, grace_s=0).swept == [f"{root}/step-1"]
+    assert Retention(root, keep_latest=1, grace_s=0).prune().swept == [f"{root}/step-1"]
     assert of_step_1(client) == ["step-1/model/.metadata"]
     assert states(root) == {2: "complete"}
-    assert prune(root, keep_latest=1).warnings == []
+    assert Retention(root, keep_latest=1).prune().warnings == []
     assert of_step_1(client) == []
 
 
@@ -335,7 +335,7 @@ def test_a_prune_of_parts_that_died_is_finished(root: str, client: StoreClient) 
 def test_a_checkpoint_in_a_checkpoint_stays(root: str, client: StoreClient, remove_others: bool) -> None:
     save(root, 1, 2)
     save_state_dict(f"{root}/step-1/ema", {"w": torch.full((1000,), 7.0), "step": 7})
-    report = prune(root, keep_latest=1, remove_others=remove_others)
+    report = Retention(root, keep_latest=1, remove_others=remove_others).prune()
     assert report.removed == [f"{root}/step-1"]
     assert any("ema, a checkpoint of its own" in warning for warning in report.warnings)
     assert loaded(f"{root}/step-1/ema") == 7
@@ -358,7 +358,7 @@ def test_what_a_load_of_this_process_reads_stays(root: str, monkeypatch: pytest.
     thread.start()
     assert reads.wait(30)
     monkeypatch.setattr(StoreClient, "read", real)
-    report = prune(root, keep_latest=1)
+    report = Retention(root, keep_latest=1).prune()
     may_go_on.set()
     thread.join()
     assert "a load of this process reads it" in report.skipped[f"{root}/step-1"]
@@ -384,4 +384,4 @@ def test_a_run_that_was_uploaded_is_told_by_its_numbers(root: str, client: Store
         for name in sorted(name for name in names(client) if name.startswith(f"step-{step}/")):  # the mark first
             copy.put(name, client.get(name))
     assert latest(f"{root}-copy") == f"{root}-copy/step-30"
-    assert prune(f"{root}-copy", keep_latest=1).kept == [30]
+    assert Retention(f"{root}-copy", keep_latest=1).prune().kept == [30]

@@ -19,10 +19,10 @@ from torch import nn
 import bytecheckpoint
 from bytecheckpoint import (
     BcpWriter,
+    Retention,
     bytecheckpoint_ckpt_to_pytorch_ckpt,
     latest,
     load_state_dict,
-    prune,
     scan_steps,
 )
 from bytecheckpoint.errors import (
@@ -39,7 +39,7 @@ from bytecheckpoint.storage.object_store.client import StoreClient
 def test_a_run_that_has_not_begun(root: str) -> None:
     assert scan_steps(root) == []
     assert latest(root) is None
-    assert prune(root, keep_latest=1).warnings == []
+    assert Retention(root, keep_latest=1).prune().warnings == []
 
 
 def test_steps_and_the_newest(root: str, client: StoreClient) -> None:
@@ -164,7 +164,7 @@ def test_a_training_state(root: str, client: StoreClient, role: str | None) -> N
     assert (folder.state, folder.components) == ("complete", ("extra_state", "optimizer", "model"))
     with pytest.raises(CheckpointExistsError):
         bytecheckpoint.save(root, state, "ddp", global_steps=2, role=role, overwrite=False)
-    report = prune(path.rpartition("/")[0], keep_latest=1)
+    report = Retention(path.rpartition("/")[0], keep_latest=1).prune()
     assert report.removed == [path.replace("_2", "_1")]
     left = [name for name in names(client) if "global_step_1/" in name]
     assert all(name.endswith(".metadata") for name in left)  # tombstones, for some minutes
@@ -184,7 +184,7 @@ def test_a_tracker_that_names_a_step_that_is_gone(root: str, client: StoreClient
     model, _ = train(1)
     for step in (1, 2):
         bytecheckpoint.save(root, {"model": model}, "ddp", global_steps=step)
-    prune(root, keep_latest=1)
+    Retention(root, keep_latest=1).prune()
     client.put("latest_checkpointed_iteration.txt", b"1")
     with pytest.warns(RuntimeWarning, match="names step '1', which is not whole"):
         assert bytecheckpoint.find_latest_ckpt_path(root) == f"{root}/global_step_2"
@@ -232,4 +232,4 @@ def test_a_store_that_refuses(root: str, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(StorageError, match=r"list\(memory://.*Access Denied") as raised:
         scan_steps(root)
     assert raised.value.errno == errno.EACCES
-    assert "Access Denied" in prune(root, keep_latest=1).warnings[0]
+    assert "Access Denied" in Retention(root, keep_latest=1).prune().warnings[0]

@@ -68,7 +68,7 @@ def test_a_store_that_wants_etags_without_quotes() -> None:
             save(URL, config, step)
             assert load(URL, config) == step
         save(URL.replace("step-1", "step-2"), config, 2)
-        report = bytecheckpoint.prune("s3://checkpoints/run", keep_latest=1, config=config)
+        report = bytecheckpoint.Retention("s3://checkpoints/run", keep_latest=1, config=config).prune()
         assert report.removed == [URL]
         save(URL, config, 3)  # over the tombstone
         assert load(URL, config) == 3
@@ -123,7 +123,7 @@ def test_a_prune_asks_too_and_removes_nothing(name: str) -> None:
         # In a process, a URL has one server at a time.
         there = {key.replace("run/", "copy/"): data for key, data in good.objects.items()}
         bad.objects.update(there)
-        report = bytecheckpoint.prune("s3://checkpoints/copy", keep_latest=1, config=bad_config)
+        report = bytecheckpoint.Retention("s3://checkpoints/copy", keep_latest=1, config=bad_config).prune()
         assert report.removed == []
         (why,) = report.warnings
         assert all(text in why for text in texts), why

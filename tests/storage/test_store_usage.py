@@ -56,7 +56,7 @@ def test_a_run(root: str, client: StoreClient) -> None:
 
 def test_what_a_prune_has_left_is_no_step(root: str, client: StoreClient) -> None:
     save(root, 1, 2, 3)
-    bytecheckpoint.prune(root, keep_latest=1)
+    bytecheckpoint.Retention(root, keep_latest=1).prune()
     assert "step-1/.metadata" in {entry.name for entry in client.everything("")}  # a tombstone
     told = as_json("du", root)
     check_sums(told, client)
@@ -69,7 +69,7 @@ def test_a_wrong_path_names_no_step_that_a_prune_has_removed(root: str, client: 
     model = torch.nn.Linear(2, 2)
     for step in (1, 2, 3):
         bytecheckpoint.save(root, {"model": model}, "ddp", global_steps=step)
-    bytecheckpoint.prune(root, keep_latest=2)
+    bytecheckpoint.Retention(root, keep_latest=2).prune()
     assert "it is a run folder with the steps 2, 3: " in run("ls", root).stderr
 
 

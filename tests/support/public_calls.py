@@ -205,9 +205,9 @@ def resume(place: Place) -> None:
 def prune(place: Place) -> None:
     shutil.copytree(place.run, place.at)
     bcp.pin(place.at / "global_step_1", "stays for now")
-    assert bcp.prune(place.at, keep_latest=2).removed == []
+    assert bcp.Retention(place.at, keep_latest=2).prune().removed == []
     assert bcp.unpin(place.at / "global_step_1")
-    assert len(bcp.prune(place.at, keep_latest=2).removed) == 1
+    assert len(bcp.Retention(place.at, keep_latest=2).prune().removed) == 1
     assert len(bcp.Retention(place.at, keep_latest=1).prune().removed) == 1
     assert [step.step for step in bcp.scan_steps(place.at)] == [3]
 
@@ -298,7 +298,7 @@ CALLS = (
     PublicCall(("latest", "find_latest_ckpt_path"), latest, is_collective=False, may_fail=False),
     PublicCall(("read",), read, is_collective=False),
     PublicCall(("resume",), resume),
-    PublicCall(("pin", "prune", "Retention", "unpin"), prune, is_collective=False, may_fail=False),
+    PublicCall(("pin", "Retention", "unpin"), prune, is_collective=False, may_fail=False),
     PublicCall(("scan_steps",), scan_steps, is_collective=False),
     PublicCall(("verify",), verify, is_collective=False),
     PublicCall(("digest",), digest, is_collective=False),

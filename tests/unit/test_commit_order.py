@@ -21,7 +21,7 @@ from torch.distributed import checkpoint as dcp
 from unit.run_folder import RunFolder, save_at, small_state
 
 import bytecheckpoint
-from bytecheckpoint import Retention, async_save_state_dict, find_latest_ckpt_path, latest, load_state_dict, prune
+from bytecheckpoint import Retention, async_save_state_dict, find_latest_ckpt_path, latest, load_state_dict
 from bytecheckpoint.torchtitan._engine import _latest_step
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -55,7 +55,7 @@ def newest(root: Path) -> tuple[int, str]:
         warnings.simplefilter("always")
         path = latest(root)
     listed = as_json("steps", str(root))
-    dry = prune(root, keep_latest=1, dry_run=True)
+    dry = Retention(root, keep_latest=1).prune(dry_run=True)
     assert path is not None
     assert listed["newest"] == path
     assert path not in dry.removed
@@ -90,10 +90,10 @@ def test_after_going_back_it_is_what_was_saved_then(run: RunFolder) -> None:
         "step-15 is the newest, by the time of its commit, but step-20, step-30 have higher numbers: a run went back "
         "to an earlier step and gave that up, or it is of another run"
     )
-    report = prune(run.root, keep_latest=2)
+    report = Retention(run.root, keep_latest=2).prune()
     assert (report.kept, run.steps()) == ([15, 30], [15, 30])
     run_of(run, [16], first_s=2000)
-    assert prune(run.root, keep_latest=2).kept == [15, 16]
+    assert Retention(run.root, keep_latest=2).prune().kept == [15, 16]
     assert newest(run.root) == (16, "")
 
 
@@ -104,7 +104,7 @@ def test_the_tracker_comes_first(run: RunFolder) -> None:
     assert found == 20
     assert doubts.startswith("step-20 is the newest, because the tracker names it, but step-25, step-30 have higher")
     assert doubts.endswith("and step-25 was committed last")
-    report = prune(run.root, keep_latest=1)
+    report = Retention(run.root, keep_latest=1).prune()
     assert (report.kept, report.protected) == ([20, 25], {str(run.path(20)): "the tracker names it"})
 
 
@@ -129,7 +129,7 @@ def test_a_damaged_newest_is_passed_over_in_this_order(run: RunFolder) -> None:
     os.truncate(next(run.path(15).glob("*.distcp")), 100)
     with pytest.warns(RuntimeWarning, match=r"passing over .*step-15, which is corrupt.*; taking .*step-30"):
         assert latest(run.root) == str(run.path(30))
-    assert prune(run.root, keep_latest=1, remove_corrupt=True).kept == [30]
+    assert Retention(run.root, keep_latest=1, remove_corrupt=True).prune().kept == [30]
     assert run.path(15).exists(), "no newer one is complete"
 
 
@@ -183,7 +183,7 @@ def test_copies_without_their_times_are_told_by_the_begin_of_their_saves(run: Ru
         committed(run.path(step), 1000 + 10 * number, files_s=1000 + 10 * number + (-1 if mark_comes_last else 1))
     found, doubts = newest(run.root)
     assert found == 15, "that was saved last"
-    report = prune(run.root, keep_latest=1)
+    report = Retention(run.root, keep_latest=1).prune()
     if mark_comes_last:  # hosts whose clocks differ would leave the same
         assert doubts.startswith("step-15 is the newest, by the begin of its save, but")
         assert doubts.endswith(
@@ -197,7 +197,7 @@ def test_copies_without_their_times_are_told_by_the_begin_of_their_saves(run: Ru
         assert report.kept == [15]
     save_at(run.path(25))
     assert newest(run.root)[0] == 25, "it was committed after the copying"
-    assert prune(run.root, keep_latest=2).kept[-1] == 25
+    assert Retention(run.root, keep_latest=2).prune().kept[-1] == 25
 
 
 @pytest.mark.parametrize("mark_comes_last", [True, False])
@@ -212,7 +212,7 @@ def test_a_copy_in_the_order_of_the_numbers_is_known_by_its_newest_step(run: Run
     found, doubts = newest(run.root)
     assert found == 15, "that was saved last"
     assert "step-20, step-30 have higher numbers" in doubts
-    assert 15 in prune(run.root, keep_latest=1).kept
+    assert 15 in Retention(run.root, keep_latest=1).prune().kept
 
 
 def test_what_was_not_copied_is_the_newest_beside_copies(run: RunFolder) -> None:
@@ -243,7 +243,7 @@ def test_a_copy_that_cannot_be_read_is_no_reason_to_go_by_the_numbers(run: RunFo
     os.utime(run.path(20) / ".metadata", (1010, 1010))
     with pytest.warns(RuntimeWarning, match="step-15 is the newest, by the begin of its save"):
         assert latest(run.root) == str(run.path(15))
-    assert prune(run.root, keep_latest=1).kept == [15, 30]
+    assert Retention(run.root, keep_latest=1).prune().kept == [15, 30]
 
 
 def test_equal_times_are_no_copying(run: RunFolder) -> None:
@@ -305,18 +305,18 @@ def test_steps_of_another_run_in_the_folder_are_the_older_ones(run: RunFolder) -
 def test_what_was_loaded_stays_until_a_save(run: RunFolder) -> None:
     run_of(run, [10, 20, 30])
     load_state_dict(run.path(10), small_state(), no_dist=True)
-    report = prune(run.root, keep_latest=1)
+    report = Retention(run.root, keep_latest=1).prune()
     assert report.protected == {str(run.path(10)): "this process has loaded it, and has committed none since"}
     assert run.steps() == [10, 30]
     save_at(run.path(15))
-    assert prune(run.root, keep_latest=1).kept == [15]
+    assert Retention(run.root, keep_latest=1).prune().kept == [15]
 
 
 def test_a_part_that_was_loaded_keeps_its_step(tmp_path: Path) -> None:
     for step in (10, 20):
         bytecheckpoint.save(tmp_path, {"model": nn.Linear(3, 2), "extra_state": {"a": 1}}, "ddp", global_steps=step)
     bytecheckpoint.load(tmp_path / "global_step_10", {"model": nn.Linear(3, 2)}, "ddp")
-    report = prune(tmp_path, keep_latest=1)
+    report = Retention(tmp_path, keep_latest=1).prune()
     assert report.kept == [10, 20]
     assert list(report.protected) == [str(tmp_path / "global_step_10")]
 
@@ -325,7 +325,7 @@ def test_a_run_behind_a_link_is_the_same(run: RunFolder, tmp_path: Path) -> None
     by_stock(run, [5000], first_s=1 << 33)
     (tmp_path / "link").symlink_to(run.root)
     save_at(tmp_path / "link" / "step-10")
-    assert prune(run.root, keep_latest=1).kept == [10, 5000]
+    assert Retention(run.root, keep_latest=1).prune().kept == [10, 5000]
 
 
 def test_a_background_save_that_commits_after_the_prune_stays(run: RunFolder) -> None:
@@ -343,7 +343,7 @@ def test_a_background_save_that_commits_after_the_prune_stays(run: RunFolder) ->
 def test_what_another_process_committed_last_stays_before_its_tracker_names_it(run: RunFolder) -> None:
     run_of(run, [10, 20, 30])
     (run.root / TRACKER).write_text("20")
-    report = prune(run.root, keep_latest=1)
+    report = Retention(run.root, keep_latest=1).prune()
     assert report.kept == run.steps() == [20, 30]
     assert report.protected == {str(run.path(20)): "the tracker names it"}
 
@@ -352,7 +352,7 @@ def test_what_was_committed_before_the_tracker_moved_on_counts(run: RunFolder) -
     """Two saves ran at once: 24, which the tracker will name, was committed after 25. Until then it names 22."""
     run_of(run, [22, 23, 25, 24])
     (run.root / TRACKER).write_text("22")
-    report = prune(run.root, keep_latest=2)
+    report = Retention(run.root, keep_latest=2).prune()
     assert report.kept == run.steps() == [22, 24, 25]
     assert report.protected == {str(run.path(22)): "the tracker names it"}
 
@@ -360,7 +360,7 @@ def test_what_was_committed_before_the_tracker_moved_on_counts(run: RunFolder) -
 def test_a_tracker_that_cannot_be_read_removes_nothing(run: RunFolder) -> None:
     run_of(run, [10, 20])
     (run.root / TRACKER).mkdir()
-    (warning,) = prune(run.root, keep_latest=1).warnings
+    (warning,) = Retention(run.root, keep_latest=1).prune().warnings
     assert TRACKER in warning
     assert run.steps() == [10, 20]
     assert "the newest is not known" in run_command("steps", str(run.root)).output
@@ -370,7 +370,7 @@ def test_the_doubts_are_logged_once(run: RunFolder, caplog: pytest.LogCaptureFix
     run_of(run, [10, 20, 30, 15])
     for step in (16, 17):
         run_of(run, [step], first_s=2000 + step)
-        prune(run.root, keep_latest=9)
+        Retention(run.root, keep_latest=9).prune()
     said = [record.getMessage() for record in caplog.records if "higher numbers" in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith(f"prune({run.root}): step-16 is the newest")

@@ -26,8 +26,8 @@ from bytecheckpoint import (
     BcpSavePlanner,
     BcpWriter,
     Config,
+    Retention,
     find_latest_ckpt_path,
-    prune,
     save_state_dict,
     scan_steps,
     verify,
@@ -237,11 +237,11 @@ def test_steps_with_gaps_are_not_counted_kept_or_found(tmp_path: Path) -> None:
     assert "3 complete, 2 incomplete" in listed.stdout
     assert _latest_step(str(runs.root)) == 3
 
-    report = prune(runs.root, keep_latest=1)
+    report = Retention(runs.root, keep_latest=1).prune()
     assert report.kept == [3]
     assert runs.names() == {"step-0", "step-3", "step-4"}
     assert gap_of(4, 8) in report.skipped[str(runs.path(0))]
-    report = prune(runs.root, keep_latest=1, remove_corrupt=True)
+    report = Retention(runs.root, keep_latest=1, remove_corrupt=True).prune()
     assert report.swept == [str(runs.path(0))]
     assert runs.names() == {"step-3", "step-4"}, "step 4 is the newest"
 
@@ -250,7 +250,7 @@ def test_nothing_is_removed_because_of_steps_with_gaps(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     for step in (1, 2, 3):
         save_incomplete(tmp_path / "run" / f"step-{step}")
-    report = prune(tmp_path / "run", keep_latest=1, remove_corrupt=True)
+    report = Retention(tmp_path / "run", keep_latest=1, remove_corrupt=True).prune()
     assert (report.kept, report.removed, report.swept) == ([], [], [])
     assert len(scan_steps(tmp_path / "run")) == 3
 

@@ -17,7 +17,7 @@ import torch
 from unit.run_folder import RunFolder, save_at
 
 import bytecheckpoint
-from bytecheckpoint import Retention, prune
+from bytecheckpoint import Retention
 from bytecheckpoint.observability import read_journal
 from bytecheckpoint.storage import journal_files
 from bytecheckpoint.storage.journal_files import append, carry_lines
@@ -155,12 +155,12 @@ def test_a_prune_keeps_the_lines(run: RunFolder) -> None:
     for number in range(1, 7):
         save_at(run.path(number), number)
     run.half(7)
-    report = prune(run.root, keep_latest=2, remove_others=False, grace_s=0)
+    report = Retention(run.root, keep_latest=2, remove_others=False, grace_s=0).prune()
     assert (report.kept, report.warnings) == ([5, 6], [])
     assert sorted(path.name for path in run.root.iterdir()) == ["step-5", "step-6"]
     assert steps_of(run.root) == [1, 2, 3, 4, 5, 6]
     save_at(run.path(8), 8)
-    assert prune(run.root, keep_latest=1).warnings == []
+    assert Retention(run.root, keep_latest=1).prune().warnings == []
     assert steps_of(run.root) == [1, 2, 3, 4, 5, 6, 8]
     assert steps_of(run.path(8)) == [1, 2, 3, 4, 5, 6, 8]
 
@@ -169,9 +169,9 @@ def test_a_dry_run_moves_nothing_and_says_what_a_prune_frees(run: RunFolder) -> 
     for number in (1, 2, 3):
         save_at(run.path(number), number, config=bytecheckpoint.Config(trace="full"))
     rules: dict[str, Any] = {"keep_latest": 1}
-    would_free = prune(run.root, dry_run=True, **rules).bytes_freed
+    would_free = Retention(run.root, **rules).prune(dry_run=True).bytes_freed
     assert [len(read_journal(run.path(number))[0]) for number in (1, 2, 3)] == [1, 1, 1]
-    assert prune(run.root, **rules).bytes_freed == would_free
+    assert Retention(run.root, **rules).prune().bytes_freed == would_free
 
 
 def test_the_parts_of_a_step(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_what_a_failed_save_traced_is_an_empty_step(run: RunFolder) -> None:
     (run.path(1) / ".bcp" / "traces").mkdir(parents=True)
     (folder, _) = bytecheckpoint.scan_steps(run.root)
     assert (folder.state, folder.reason) == ("half", "empty")
-    assert prune(run.root, keep_latest=1).swept == [str(run.path(1))]
+    assert Retention(run.root, keep_latest=1).prune().swept == [str(run.path(1))]
     assert [path.name for path in run.root.iterdir()] == ["step-2"]
 
 

@@ -14,7 +14,7 @@ from support.cli_runs import as_json, run
 from torch import nn
 
 import bytecheckpoint
-from bytecheckpoint import Retention, pin, prune, save_state_dict, unpin
+from bytecheckpoint import Retention, pin, save_state_dict, unpin
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
 
 LOSSES: dict[int, Any] = {1: 0.5, 2: 0.2, 3: None, 4: 0.9, 5: 0.4, 6: float(7)}
@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
 def test_a_pin_keeps_prunes_off(root: Path) -> None:
     pin(root / "step_2", "released\nas v2 \U0001f680")
     pin(root / "step_3")
-    report = prune(root, keep_latest=1)
+    report = Retention(root, keep_latest=1).prune()
     assert report.kept == [2, 3, 6]
     assert report.protected == {
         str(root / "step_2"): "pinned: released as v2 \U0001f680",
@@ -39,7 +39,7 @@ def test_a_pin_keeps_prunes_off(root: Path) -> None:
     }
     assert unpin(root / "step_2")
     assert not unpin(root / "step_2")
-    assert prune(root, keep_latest=1).kept == [3, 6]
+    assert Retention(root, keep_latest=1).prune().kept == [3, 6]
     assert bytecheckpoint.verify(root / "step_3").is_whole
 
 
@@ -47,14 +47,14 @@ def test_a_pinned_one_that_is_damaged_stays(root: Path) -> None:
     pin(root / "step_2")
     (data,) = (root / "step_2").glob("*.distcp")
     data.write_bytes(data.read_bytes()[:-1])
-    report = prune(root, keep_latest=1, remove_corrupt=True)
+    report = Retention(root, keep_latest=1, remove_corrupt=True).prune()
     assert (root / "step_2").is_dir()
     assert report.protected[str(root / "step_2")] == "pinned"
 
 
 def test_a_pin_that_cannot_be_read_removes_nothing(root: Path) -> None:
     (root / "step_2" / ".bcp" / "pin.txt").mkdir()
-    report = prune(root, keep_latest=1)
+    report = Retention(root, keep_latest=1).prune()
     assert report.removed == []
     assert "pin.txt" in report.warnings[0]
 
@@ -78,7 +78,7 @@ def test_what_is_no_checkpoint_is_not_pinned(tmp_path: Path) -> None:
     ],
 )
 def test_the_best_stay(root: Path, keep_best: Any, kept: list[int]) -> None:
-    assert prune(root, keep_latest=1, keep_best=keep_best, dry_run=True).kept == kept
+    assert Retention(root, keep_latest=1, keep_best=keep_best).prune(dry_run=True).kept == kept
     assert Retention(root, keep_latest=1, keep_best=keep_best).prune().kept == kept
 
 
@@ -86,14 +86,14 @@ def test_of_equal_ones_the_newer(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save_state_dict(tmp_path / f"step_{step}", {"step": step}, no_dist=True, user_metadata={"loss": 1})
     save_state_dict(tmp_path / "step_4", {"step": 4}, no_dist=True)
-    assert prune(tmp_path, keep_latest=1, keep_best=("loss", 1)).kept == [3, 4]
+    assert Retention(tmp_path, keep_latest=1, keep_best=("loss", 1)).prune().kept == [3, 4]
 
 
 def test_the_young_stay(root: Path) -> None:
     for step in (1, 2, 3):
         os.utime(root / f"step_{step}" / ".metadata", (10**9 + step, 10**9 + step))
-    assert prune(root, keep_latest=1, keep_within_s=3600.0, dry_run=True).kept == [4, 5, 6]
-    assert prune(root, keep_latest=1, keep_within_s=0, dry_run=True).kept == [6]
+    assert Retention(root, keep_latest=1, keep_within_s=3600.0).prune(dry_run=True).kept == [4, 5, 6]
+    assert Retention(root, keep_latest=1, keep_within_s=0).prune(dry_run=True).kept == [6]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_young_stay(root: Path) -> None:
 )
 def test_arguments_that_do_not_fit(tmp_path: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="keep_"):
-        prune(tmp_path, keep_latest=1, **arguments)
+        Retention(tmp_path, keep_latest=1, **arguments).prune()
 
 
 def test_the_command_line(root: Path) -> None:

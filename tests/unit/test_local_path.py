@@ -21,7 +21,7 @@ from torch import nn
 from unit.run_folder import save_at, small_state
 
 import bytecheckpoint
-from bytecheckpoint import BcpReader, BcpWriter, Retention, latest, load_state_dict, prune, save_state_dict, scan_steps
+from bytecheckpoint import BcpReader, BcpWriter, Retention, latest, load_state_dict, save_state_dict, scan_steps
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.errors import ConfigError, StorageError
 from bytecheckpoint.storage.paths import local_path
@@ -88,7 +88,7 @@ ENTRY_POINTS: dict[str, Callable[[str], object]] = {
     "latest": latest,
     "find_latest_ckpt_path": bytecheckpoint.find_latest_ckpt_path,
     "scan_steps": scan_steps,
-    "prune": lambda path: prune(path, keep_latest=1),
+    "prune": lambda path: Retention(path, keep_latest=1).prune(),
     "Retention": lambda path: Retention(path, keep_latest=1),
     "verify": bytecheckpoint.verify,
     "merge": lambda path: bytecheckpoint.bytecheckpoint_ckpt_to_pytorch_ckpt(path, "out"),
@@ -132,9 +132,11 @@ def test_home_and_file_urls_from_end_to_end(tmp_path: Path, monkeypatch: pytest.
     assert torch.equal(state["weight"], small_state(3)["weight"])
     assert run("ls", "~/run/step-1").exit_code == 0
     assert [folder.step for folder in scan_steps("~/run")] == [1, 2]
-    assert prune("~/run", keep_latest=1).protected == {str(home / "run" / "step-1"): ANY}  # it was loaded last
+    assert Retention("~/run", keep_latest=1).prune().protected == {
+        str(home / "run" / "step-1"): ANY
+    }  # it was loaded last
     load_state_dict("~/run/step-2", state, no_dist=True)
-    assert prune("~/run", keep_latest=1).removed == [str(home / "run" / "step-1")]
+    assert Retention("~/run", keep_latest=1).prune().removed == [str(home / "run" / "step-1")]
 
 
 # A relative path belongs to the working directory of the call, even if the process changes directory before it uses it.

@@ -81,7 +81,7 @@ def test_odd_descriptions_are_typed_errors_or_passed_over(tmp_path: Path, case: 
     with pytest.warns(RuntimeWarning, match=r"names step '5', which is not whole"):
         assert find_latest_ckpt_path(tmp_path) == good
     assert [folder.state for folder in scan_steps(tmp_path)] == ["complete", "unknown"]
-    assert bytecheckpoint.prune(tmp_path, keep_latest=1, grace_s=0).removed == []
+    assert bytecheckpoint.Retention(tmp_path, keep_latest=1, grace_s=0).prune().removed == []
     assert run("steps", str(tmp_path)).exit_code == 1
     with pytest.raises(CheckpointNotFoundError, match="has the steps 4, 5"):
         bytecheckpoint.load(tmp_path, model, "ddp")

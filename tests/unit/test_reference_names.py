@@ -13,6 +13,7 @@ from torch import nn
 
 import bytecheckpoint
 from bytecheckpoint._reference_names import REPLACED, WORKING
+from bytecheckpoint.errors import ConfigError
 
 
 @pytest.mark.parametrize("module", sorted(WORKING))
@@ -70,3 +71,10 @@ def test_path_of_the_checkpointers(tmp_path: Path) -> None:
         bytecheckpoint.DDPCheckpointer.load(path=tmp_path / "a")
     with pytest.raises(TypeError, match="needs ckpt_path"):
         bytecheckpoint.FSDPCheckpointer.save(checkpoint_state=state)
+
+
+def test_a_name_that_went_names_the_new_one() -> None:
+    with pytest.raises(ImportError, match=r"bytecheckpoint.prune is not here any more: use bytecheckpoint.Retention"):
+        exec("from bytecheckpoint import prune")
+    with pytest.raises(ConfigError, match="'exchange' is what 'merge' was"):
+        bytecheckpoint.save("run", {"model": nn.Linear(1, 1)}, "fsdp", irregular="merge")

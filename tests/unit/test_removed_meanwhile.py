@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bytecheckpoint import BcpLoadPlanner, load_state_dict, save_state_dict, verify
 from bytecheckpoint.errors import CheckpointNotFoundError
 
-PRUNE = "import sys; from bytecheckpoint import prune; prune(sys.argv[1], keep_latest=1)"
+PRUNE = "import sys; from bytecheckpoint import Retention; Retention(sys.argv[1], keep_latest=1).prune()"
 
 
 def prune_elsewhere(run: Path) -> None:

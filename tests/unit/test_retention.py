@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from unit.run_folder import DEAD_TMP, RunFolder, save_at, small_state
 
-from bytecheckpoint import BcpReader, Retention, StepFolder, load_state_dict, prune, scan_steps
+from bytecheckpoint import BcpReader, Retention, StepFolder, load_state_dict, scan_steps
 from bytecheckpoint.checkpoint import retention
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
 from bytecheckpoint.native import _core
@@ -26,7 +26,7 @@ DAY_S = 86_400.0
 
 
 def left_by(run: RunFolder, **rules: Any) -> list[int]:
-    report = prune(run.root, **rules)
+    report = Retention(run.root, **rules).prune()
     assert report.warnings == []
     return [folder.step for folder in scan_steps(run.root)]
 
@@ -34,14 +34,14 @@ def left_by(run: RunFolder, **rules: Any) -> list[int]:
 def test_the_newest_are_kept(run: RunFolder) -> None:
     run.complete(100, 200, 300, 1000, 2000)
     sizes = sum(file.stat().st_size for step in (100, 200, 300) for file in run.path(step).iterdir())
-    report = prune(run.root, keep_latest=2)
+    report = Retention(run.root, keep_latest=2).prune()
     assert run.names() == {"step-1000", "step-2000"}
     assert report.kept == [1000, 2000]
     assert report.removed == [str(run.path(step)) for step in (100, 200, 300)]
     assert report.bytes_freed == sizes
     assert "removed 3, kept 2" in report.summary()
     assert json.loads(report.to_json())["kept"] == [1000, 2000]
-    assert prune(run.root, keep_latest=2).removed == []
+    assert Retention(run.root, keep_latest=2).prune().removed == []
 
 
 def test_every_nth_is_kept(run: RunFolder) -> None:
@@ -53,7 +53,7 @@ def test_a_dry_run_removes_nothing(run: RunFolder) -> None:
     run.complete(1, 2, 3)
     run.half(0)
     before = sorted(run.root.rglob("*"))
-    report = prune(run.root, keep_latest=1, dry_run=True)
+    report = Retention(run.root, keep_latest=1).prune(dry_run=True)
     assert (report.removed, report.swept) == ([str(run.path(1)), str(run.path(2))], [str(run.path(0))])
     assert sorted(run.root.rglob("*")) == before
     assert report.summary().startswith(f"pruned {run.root}: would have removed 2")
@@ -72,8 +72,8 @@ def test_a_dry_run_says_what_a_prune_frees(run: RunFolder, remove_others: bool) 
     save_at(run.path(2) / "best")
     run.half(0)
     rules: dict[str, Any] = {"keep_latest": 1, "remove_others": remove_others}
-    would = prune(run.root, dry_run=True, **rules).bytes_freed
-    assert would == prune(run.root, **rules).bytes_freed
+    would = Retention(run.root, **rules).prune(dry_run=True).bytes_freed
+    assert would == Retention(run.root, **rules).prune().bytes_freed
     assert would > 3000
 
 
@@ -88,10 +88,10 @@ def test_a_step_with_too_little_in_it_is_no_reason_to_remove_another(
         return [*others, dataclasses.replace(last, state="incomplete", reason="weight: rows 3 to 4 are in no chunk")]
 
     monkeypatch.setattr(retention, "scan_steps", scan)
-    report = prune(run.root, keep_latest=1, grace_s=0)
+    report = Retention(run.root, keep_latest=1, grace_s=0).prune()
     assert report.kept == [2]
     assert report.skipped == {str(run.path(3)): "incomplete: weight: rows 3 to 4 are in no chunk"}
-    report = prune(run.root, keep_latest=1, grace_s=0, remove_corrupt=True)
+    report = Retention(run.root, keep_latest=1, grace_s=0, remove_corrupt=True).prune()
     assert "no newer one is complete" in report.skipped[str(run.path(3))]
     assert run.names() == {"step-2", "step-3"}
 
@@ -112,7 +112,7 @@ def test_a_step_with_too_little_in_it_is_no_reason_to_remove_another(
 )
 def test_bad_arguments_raise(run: RunFolder, rules: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        prune(run.root, **rules)
+        Retention(run.root, **rules).prune()
     with pytest.raises(ConfigError):
         Retention(run.root, **rules)
 
@@ -121,12 +121,12 @@ def test_settings_of_saves_that_are_wrong_are_no_matter(run: RunFolder, monkeypa
     """The environment may be that of another program: a prune of a directory needs none of them."""
     run.complete(1, 2)
     monkeypatch.setenv("BYTECHECKPOINT_IO_THREADS", "abc")
-    report = prune(run.root, keep_latest=1)
+    report = Retention(run.root, keep_latest=1).prune()
     assert (report.kept, report.warnings) == ([2], [])
 
 
 def test_a_root_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
-    (warning,) = prune(tmp_path / "none", keep_latest=1).warnings
+    (warning,) = Retention(tmp_path / "none", keep_latest=1).prune().warnings
     assert "No such file" in warning
 
 
@@ -157,7 +157,7 @@ def test_half_ones(run: RunFolder) -> None:
     run.half(6)
     run.half(7, age_s=DAY_S)
     run.path(8).mkdir()
-    report = prune(run.root, keep_latest=1)
+    report = Retention(run.root, keep_latest=1).prune()
     assert report.swept == [str(run.path(step)) for step in (1, 3, 4, 7)]
     assert set(report.skipped) == {str(run.path(step)) for step in (2, 6, 8)}
     assert left_by(run, keep_latest=1, grace_s=0) == [5]
@@ -187,7 +187,7 @@ def test_what_is_no_checkpoint_is_never_touched(run: RunFolder, tmp_path: Path, 
     run.path(2).symlink_to(template)
     (run.root / "notes").touch()
     run.complete(3, 4)
-    report = prune(run.root, keep_latest=1, grace_s=0)
+    report = Retention(run.root, keep_latest=1, grace_s=0).prune()
     assert report.skipped == {}
     assert run.names() == {"step-1", "step-2", "step-4", "notes"}
     assert (template / ".metadata").exists()
@@ -214,18 +214,18 @@ def test_a_checkpoint_in_a_checkpoint_stays(run: RunFolder, mark: str) -> None:
     inner.mkdir(parents=True)
     (inner / mark).touch()
     (run.path(1) / "other").touch()
-    report = prune(run.root, keep_latest=1)
+    report = Retention(run.root, keep_latest=1).prune()
     assert report.removed == [str(run.path(1))]
     assert report.warnings == ["step-1 was removed, except for extra: it is a checkpoint of its own"]
     assert [path.name for path in run.path(1).iterdir()] == ["extra"]
-    assert prune(run.root, keep_latest=1).warnings == []
+    assert Retention(run.root, keep_latest=1).prune().warnings == []
     assert (inner / mark).exists()
 
 
 def test_others_stay_if_asked(run: RunFolder) -> None:
     run.complete(1, 2)
     (run.path(1) / "config.json").touch()
-    report = prune(run.root, keep_latest=1, remove_others=False)
+    report = Retention(run.root, keep_latest=1, remove_others=False).prune()
     assert report.warnings == ["step-1 was removed, except for config.json: it is not a file of a checkpoint"]
     assert [path.name for path in run.path(1).iterdir()] == ["config.json"]
 
@@ -245,7 +245,7 @@ def test_a_live_save_is_left_alone(run: RunFolder, complete: bool) -> None:
     if not complete:
         (run.path(1) / ".metadata").unlink()
     removal = _core.Removal(_core.Directory(str(run.path(1))))  # has the right to commit, as a save has
-    report = prune(run.root, keep_latest=1)
+    report = Retention(run.root, keep_latest=1).prune()
     assert report.skipped == {str(run.path(1)): "a save is under way"}
     del removal
     if not complete:
@@ -263,7 +263,7 @@ def test_what_changed_since_the_scan_is_left_alone(run: RunFolder, monkeypatch: 
         sync(directory)
 
     monkeypatch.setattr(_core, "sync_directory", save_again)
-    report = prune(run.root, keep_latest=1)
+    report = Retention(run.root, keep_latest=1).prune()
     assert report.removed == []
     assert "has changed" in report.skipped[str(run.path(1))]
     assert run.steps() == [1, 2]
@@ -276,7 +276,7 @@ class TestLoads:
 
         class Looking(DefaultLoadPlanner):
             def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
-                reports.append(prune(run.root, keep_latest=1))
+                reports.append(Retention(run.root, keep_latest=1).prune())
                 super().commit_tensor(read_item, tensor)
 
         state = small_state(7)

@@ -16,7 +16,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from unit.run_folder import DEAD_TMP, RunFolder, save_at, small_state
 
-from bytecheckpoint import StepFolder, prune, scan_steps
+from bytecheckpoint import Retention, StepFolder, scan_steps
 from bytecheckpoint.errors import CheckpointBusyError, ConfigError, StorageError
 from bytecheckpoint.native import _core
 
@@ -187,12 +187,12 @@ def test_names_that_are_no_text(run: RunFolder, template: Path, within: bool) ->
     whole, odd = scan_steps(run.root, pattern=r".*-(\d+)")
     assert (whole.state, odd.step, odd.state) == ("complete", 2, "unknown")
     assert odd.reason.encode()
-    report = prune(run.root, keep_latest=1, pattern=r".*-(\d+)")
+    report = Retention(run.root, keep_latest=1, pattern=r".*-(\d+)").prune()
     assert (report.warnings, report.skipped) == ([], {odd.path: f"it cannot be looked at: {odd.reason}"})
     run.complete(3)
     (run.path(1) / name).mkdir()
     (run.path(1) / name / name).touch()
-    report = prune(run.root, keep_latest=1, pattern=r".*-(\d+)")
+    report = Retention(run.root, keep_latest=1, pattern=r".*-(\d+)").prune()
     assert (report.removed, report.warnings) == ([str(run.path(1))], [])
     assert (folder / ".metadata").exists()
 
@@ -254,8 +254,8 @@ def test_a_scan_takes_no_lock(run: RunFolder, live_save: Path) -> None:
 def test_needs_no_torch(run: RunFolder) -> None:
     run.complete(1, 2)
     script = (
-        "import sys; from bytecheckpoint import prune, scan_steps\n"
-        f"print(len(scan_steps({str(run.root)!r})), len(prune({str(run.root)!r}, keep_latest=1).removed),"
+        "import sys; from bytecheckpoint import Retention, scan_steps\n"
+        f"print(len(scan_steps({str(run.root)!r})), len(Retention({str(run.root)!r}, keep_latest=1).prune().removed),"
         " 'torch' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

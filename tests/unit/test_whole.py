@@ -16,7 +16,7 @@ from torch import nn
 from unit.run_folder import RunFolder, save_at, small_state
 
 import bytecheckpoint
-from bytecheckpoint import BcpReader, find_latest_ckpt_path, latest, load_state_dict, prune
+from bytecheckpoint import BcpReader, Retention, find_latest_ckpt_path, latest, load_state_dict
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError
 from bytecheckpoint.torchtitan._engine import _latest_step
@@ -88,7 +88,7 @@ def test_a_bit_of_the_pickle_is_seen_by_all(run: RunFolder, place: int) -> None:
     listed = as_json("steps", str(run.root), code=1)
     assert [step["state"] for step in listed["steps"]] == ["complete", "complete", "corrupt"]
     assert listed["newest"] == str(run.path(2))
-    report = prune(run.root, keep_latest=1)
+    report = Retention(run.root, keep_latest=1).prune()
     assert (report.kept, report.removed) == ([2], [str(run.path(1))])
     assert "pickle of the metadata" in report.skipped[str(run.path(3))]
 
@@ -100,7 +100,7 @@ def test_a_bit_of_the_pickle_of_a_rank_s_part(run: RunFolder) -> None:
     assert state_of(run.path(2)) == "complete"
     flip(run.path(2) / "__1.metadata", 100)
     assert state_of(run.path(2)) == "corrupt"
-    assert prune(run.root, keep_latest=1).kept == [1]
+    assert Retention(run.root, keep_latest=1).prune().kept == [1]
 
 
 @pytest.mark.parametrize("part", ["model", "extra_state"])
@@ -112,7 +112,7 @@ def test_a_bit_of_the_pickle_of_a_part(tmp_path: Path, part: str) -> None:
         assert find_latest_ckpt_path(tmp_path) == str(tmp_path / "global_step_1")
     assert f"corrupt: {part}: " in str(said[0].message)
     assert "names step '2', which is not whole" in str(said[1].message)
-    assert prune(tmp_path, keep_latest=1).kept == [1]
+    assert Retention(tmp_path, keep_latest=1).prune().kept == [1]
 
 
 def test_a_bit_of_large_metadata_is_seen_at_the_second_look_too(tmp_path: Path) -> None:
