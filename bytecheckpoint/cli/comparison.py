@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,20 @@ from bytecheckpoint.errors import UnsafeObjectError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.tensors.equality import are_equal, bits
 
-__all__ = ["Comparison"]
+__all__ = ["Comparison", "Tolerance"]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """By how much values of floating-point tensors may differ, as in ``torch.isclose`` with ``equal_nan``.
+
+    Attributes:
+        relative: Part of the value of the second checkpoint.
+        absolute: Added to that.
+    """
+
+    relative: float = 0.0
+    absolute: float = 0.0
 
 
 class Comparison:
@@ -29,6 +43,7 @@ class Comparison:
         config: Settings.
         spec_a: What to take of the first checkpoint; None takes all of it.
         spec_b: What to take of the second checkpoint.
+        tolerance: By how much values may differ; None compares every bit.
 
     Attributes:
         a: Contents of the first checkpoint, from its metadata.
@@ -36,8 +51,15 @@ class Comparison:
     """
 
     def __init__(
-        self, a: str, b: str, config: Config, spec_a: LoadSpec | None = None, spec_b: LoadSpec | None = None
+        self,
+        a: str,
+        b: str,
+        config: Config,
+        spec_a: LoadSpec | None = None,
+        spec_b: LoadSpec | None = None,
+        tolerance: Tolerance | None = None,
     ) -> None:
+        self._tolerance = tolerance
         self.a, of_a = open_values(a, config, spec_a)
         self.b, of_b = open_values(b, config, spec_b)
         self._a = {(values.part.component, values.part.rank): values for values in of_a}
@@ -58,8 +80,9 @@ class Comparison:
 
         Returns:
             None if the tensors are equal. Otherwise a dict. ``elements``: how many were compared. ``different``: how
-            many of them differ bit by bit. ``max_abs_difference``: the largest difference among these, without NaN.
-            ``nan_in_one``: how many are NaN in only one tensor. ``only_in_one``: how many are stored in only one.
+            many of them differ bit by bit, or by more than the tolerance. ``max_abs_difference``: the largest
+            difference among these, without NaN. ``nan_in_one``: how many are NaN in only one tensor. ``only_in_one``:
+            how many are stored in only one.
         """
         out: dict[str, Any] = {
             "elements": 0,
@@ -81,7 +104,7 @@ class Comparison:
                 both += box.numel
                 out["elements"] += box.numel
                 one = self._a[a.component, a.rank].read(a, chunk, box)
-                _compare(one if dtype is None else one.to(getattr(torch, dtype)), other, out)
+                _compare(one if dtype is None else one.to(getattr(torch, dtype)), other, out, self._tolerance)
                 tell()
         stored_in_b = sum(chunk.numel for chunk in b.chunks or ())
         out["only_in_one"] += max(stored_in_b - both, 0)
@@ -101,7 +124,7 @@ class Comparison:
         return {}
 
 
-def _compare(a: torch.Tensor, b: torch.Tensor, out: dict[str, Any]) -> None:
+def _compare(a: torch.Tensor, b: torch.Tensor, out: dict[str, Any], tolerance: Tolerance | None) -> None:
     if a.is_quantized != b.is_quantized:  # one of them was joined from several chunks
         a, b = (each.dequantize().to(torch.float64) if each.is_quantized else each for each in (a, b))
     is_alike = not a.is_quantized or _compat.quantization(a) == _compat.quantization(b)
@@ -109,8 +132,12 @@ def _compare(a: torch.Tensor, b: torch.Tensor, out: dict[str, Any]) -> None:
     if is_alike and torch.equal(bits_a, bits_b):
         return
     differs = (bits_a != bits_b).any(dim=1) if is_alike else torch.ones(a.numel(), dtype=torch.bool)
-    out["different"] += int(differs.sum())
     values_a, values_b = in_float64(a), in_float64(b)
+    if tolerance is not None and values_a is not None and values_b is not None and _has_fractions(a):
+        differs &= ~torch.isclose(
+            values_a.reshape(-1), values_b.reshape(-1), tolerance.relative, tolerance.absolute, equal_nan=True
+        )
+    out["different"] += int(differs.sum())
     if values_a is None or values_b is None:
         return
     values_a, values_b = values_a.reshape(-1)[differs], values_b.reshape(-1)[differs]
@@ -120,3 +147,7 @@ def _compare(a: torch.Tensor, b: torch.Tensor, out: dict[str, Any]) -> None:
     away = away[~torch.isnan(away)]
     if away.numel():
         out["max_abs_difference"] = max(out["max_abs_difference"] or 0.0, float(away.max()))
+
+
+def _has_fractions(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,20 @@ class _Difference:
     details: dict[str, Any]
 
 
+def _tolerance(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, float] | None:
+    """Returns the relative and the absolute tolerance; None if every bit counts."""
+    if value is None:
+        return None
+    relative, _, absolute = value.partition(":")
+    try:
+        found = float(relative or 0), float(absolute or 0)
+    except ValueError:
+        found = -1.0, -1.0
+    if not all(0 <= each < math.inf for each in found):
+        raise click.BadParameter(f"{value}: must be RTOL or RTOL:ATOL, numbers from 0 on, such as 1e-5 or 1e-5:1e-8")
+    return found
+
+
 @click.command("diff")
 @checkpoint_argument("a")
 @checkpoint_argument("b")
@@ -51,6 +66,20 @@ class _Difference:
     type=click.Choice([*_FLOATS, *SHORT_DTYPES]),
     callback=whole_dtype,
     help="Convert floating-point tensors of A to this dtype first, as bcp convert does.",
+)
+@click.option(
+    "--tolerance",
+    metavar="RTOL[:ATOL]",
+    callback=_tolerance,
+    help="Count only floats that differ by more than ATOL + RTOL * |b|, as torch.allclose. Default: every bit.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Most differences that are listed; 0 lists all. JSON has all of them.",
 )
 @click.option("--structure-only", is_flag=True, help="Keys, shapes and dtypes; read no values.")
 @json_option
@@ -66,6 +95,8 @@ def command(
     rename: tuple[str, ...],
     spec_file_b: str | None,
     dtype: str | None,
+    tolerance: tuple[float, float] | None,
+    limit: int,
     structure_only: bool,
     as_json: bool,
     progress: bool,
@@ -74,13 +105,14 @@ def command(
 
     A and B are checkpoints of bytecheckpoint or of stock DCP, safetensors, or step folders of bytecheckpoint.save, all
     parts of which are compared. How a tensor is cut into shards, and who wrote it, does not matter. --spec, --include,
-    --exclude, --rename and --dtype say what to take of A, as for bcp convert A B; --spec-b says it of B. Memory use is
-    bounded. Ends with 1 if they differ.
+    --exclude, --rename and --dtype say what to take of A, as for bcp convert A B; --spec-b says it of B. With
+    --tolerance, floats that are near count as equal. Memory use is bounded. Ends with 1 if they differ.
 
     \b
     Example:
       bcp diff run/step_100 run/step_200 --structure-only
       bcp diff ckpt model-hf --include model --rename model= --dtype bfloat16
+      bcp diff run/step_100 again/step_100 --tolerance 1e-5:1e-8
     """
     config = Config.from_env()
     specs = spec_of(spec_file, include, exclude, rename), spec_of(spec_file_b)
@@ -94,10 +126,10 @@ def command(
         )
         compared, only_in_a, only_in_b = _structure(of_a, of_b, dtype, differences)
     else:
-        from bytecheckpoint.cli.comparison import Comparison
+        from bytecheckpoint.cli.comparison import Comparison, Tolerance
 
         with bar("comparing", progress) as tell:
-            comparison = Comparison(a, b, config, *specs)
+            comparison = Comparison(a, b, config, *specs, None if tolerance is None else Tolerance(*tolerance))
             compared, only_in_a, only_in_b = _structure(comparison.a, comparison.b, dtype, differences)
             differences += _values(comparison, compared, dtype, tell)
     is_equal = not (differences or only_in_a or only_in_b)
@@ -118,9 +150,9 @@ def command(
             }
         )
     else:
-        for line in _lines([(a, only_in_a), (b, only_in_b)], differences):
+        for line in _limited([*_lines([(a, only_in_a), (b, only_in_b)], differences)], limit):
             click.echo(line)
-        how = "of the same structure" if structure_only else "equal"
+        how = "of the same structure" if structure_only else "equal" if tolerance is None else "equal within tolerance"
         num = len(only_in_a) + len(only_in_b) + len({difference.key for difference in differences})
         alike = len(compared) - len({difference.key for difference in differences if difference.what == "values"})
         click.echo(f"{counted(alike, 'key')} {how}, {num:,} not")
@@ -131,6 +163,12 @@ def _lines(only_in: Sequence[tuple[str, Sequence[Key]]], differences: Sequence[_
     for path, keys in only_in:
         yield from (f"only in {one_line(path)}: {_shown(key)}" for key in keys)
     yield from (f"{_shown(difference.key)}: {difference.text}" for difference in differences)
+
+
+def _limited(lines: list[str], limit: int) -> list[str]:
+    if not limit or len(lines) <= limit:
+        return lines
+    return [*lines[:limit], f"and {len(lines) - limit:,} more; --limit 0 lists all"]
 
 
 def _named(key: Key) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint.errors import KeyMismatchError
 from bytecheckpoint.listing import listed
+from bytecheckpoint.load_spec.wrapped_names import spec_that_loads
 from bytecheckpoint.native import _C
 from bytecheckpoint.planning.plan_items import LoadKeys, LoadTargets, PlanItems, source_of
 from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled, asked_by_any, compare
@@ -62,9 +63,11 @@ def _why_nothing(path: str, stored: _C.Checkpoint, unfilled: Unfilled) -> str:
             f"write it as a file for torch.load with 'bcp convert {path} FILE --to torch'"
         )
     missing = listed([*map(repr, unfilled.missing_keys)], _MOST_WARNED, unfilled.num_missing_keys)
+    way_out = spec_that_loads(unfilled.missing_keys, stored.names())
     return (
         f"load({path}): nothing is loaded, because the checkpoint has no key that the state asks for. The state asks "
-        f"for {missing}; the checkpoint has {names}. LoadSpec(rename=...) gives keys of the checkpoint other names"
+        f"for {missing}; the checkpoint has {names}. "
+        f"{way_out or 'LoadSpec(rename=...) gives keys of the checkpoint other names'}"
     )
 
 

@@ -18,10 +18,11 @@ from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._own_keys import OwnKeys
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import checkpoint_of, stored_checkpoint
-from bytecheckpoint.errors import InvalidPlanError, ShapeMismatchError, UnsupportedError
+from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, ShapeMismatchError, UnsupportedError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
+from bytecheckpoint.load_spec.wrapped_names import spec_that_loads
 from bytecheckpoint.native import _C
 from bytecheckpoint.planning.plan_items import LoadKeys, LoadTargets, PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
@@ -173,6 +174,13 @@ class BcpLoadPlanner(DefaultLoadPlanner):
                 raise
             way_out = f"LoadSpec(as_stored='*{_EXTRA_STATE}') takes such values as they are stored"
             raise ShapeMismatchError(f"{error}; {way_out}") from None
+        except KeyMismatchError as error:
+            stored = checkpoint.names()
+            there = set(stored)
+            way_out = spec_that_loads([key for key in self.state_dict if key not in there], stored)
+            if not way_out or not (self.spec is None or self.spec.changes_nothing):
+                raise
+            raise KeyMismatchError(f"{error} {way_out}") from None
 
     def _take_as_stored(self, checkpoint: _C.Checkpoint, spec: LoadSpec) -> None:
         """Puts what is stored of the keys that the spec names, without values, in the place of what the state has.

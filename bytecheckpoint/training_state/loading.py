@@ -26,6 +26,7 @@ from bytecheckpoint.distributed.launch import refuse_unaware_rank
 from bytecheckpoint.errors import CheckpointChangedError, InvalidPlanError, KeyMismatchError, ShapeMismatchError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.load_spec.wrapped_names import spec_that_loads
 from bytecheckpoint.native import _C
 from bytecheckpoint.per_rank import RankStateLoad
 from bytecheckpoint.probes.of_torch import FRAMEWORKS
@@ -278,6 +279,12 @@ class _Loading:
             self._missing += [f"extra_state: {key}" for key in self._extra.unavailable]
             self._collect_part("extra_state", self._extra.values)
 
+    def _way_out(self, lacking: list[str]) -> str:
+        """Returns the clause that names the spec with which the model's keys would be found; "" if none is known."""
+        names = [name.removeprefix("model: ") for name in lacking if name.startswith("model: ")]
+        spec = spec_that_loads(names, [*self._stored["model"]]) if names and self._spec is None else ""
+        return spec and f"; {spec}"
+
     def _refuse(self) -> None:
         """Raises one error with all that differs on any rank and must not. Collective.
 
@@ -301,7 +308,7 @@ class _Loading:
         if lacking:
             faults.append(
                 f"these are to be loaded, but not in the checkpoint: {listed(lacking)}; strict=False leaves them as "
-                "they are"
+                f"they are{self._way_out(lacking)}"
             )
         if left_over:
             faults.append(

@@ -70,3 +70,31 @@ def test_stock_checkpoints() -> None:
     assert run("diff", stock("2.13.0-plain"), stock("2.13.0-plain")).exit_code == 0
     assert run("diff", stock("2.13.0-plain"), stock("2.13.0-dtypes"), "--structure-only").exit_code == 1
     assert run("diff", stock("2.13.0-plain"), "absent").exit_code == 2
+
+
+def test_tolerance(tmp_path: Path) -> None:
+    nan = float("nan")
+    a = save(tmp_path / "a", {"f": torch.tensor([nan, 100.0, 0.0, 1.0]), "i": torch.tensor([1, 2]), "z": torch.ones(2)})
+    near = {"f": torch.tensor([nan, 100.1, 1e-9, 1.0]), "i": torch.tensor([1, 3]), "z": torch.ones(2)}
+    b = save(tmp_path / "b", near)
+    assert differences(a, b)["f", "values"]["different"] == 2
+    of_f = differences(a, b, "--tolerance", "1e-2")["f", "values"]  # 0 and 1e-9 are far apart, in relation
+    assert (of_f["different"], of_f["max_abs_difference"]) == (1, pytest.approx(1e-9))
+    left = differences(a, b, "--tolerance", "1e-2:1e-8")
+    assert set(left) == {("i", "values")}, "integers are compared bit by bit"
+    assert (
+        run("diff", a, b, "--tolerance", "1e-2:1e-8").output.splitlines()[-1] == "2 keys equal within tolerance, 1 not"
+    )
+    assert run("diff", a, b, "--tolerance", "1e-2:1e-8", "--exclude", "i").exit_code == 1  # B has it
+    for wrong in ("-1", "x", "1:inf", "nan"):
+        assert run("diff", a, b, "--tolerance", wrong).exit_code == 2
+
+
+def test_lines_are_limited(tmp_path: Path) -> None:
+    a = save(tmp_path / "a", {f"k{i:03}": torch.zeros(1) for i in range(150)})
+    b = save(tmp_path / "b", {f"k{i:03}": torch.ones(1) for i in range(150)})
+    lines = run("diff", a, b).output.splitlines()
+    assert lines[-2:] == ["and 50 more; --limit 0 lists all", "0 keys equal, 150 not"]
+    assert len(lines) == 102
+    assert len(run("diff", a, b, "--limit", "0").output.splitlines()) == 151
+    assert len(as_json("diff", a, b, "--limit", "1", code=1)["differences"]) == 150
