@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
@@ -20,6 +21,7 @@ from bytecheckpoint.distributed.groups import keep_watching, own_group
 from bytecheckpoint.errors import ConfigError, InvalidPlanError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.per_rank import PerRankPlanner, Policy, patterns_with_per_rank, with_per_rank
+from bytecheckpoint.planning.key_choice import KeyChoice
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.staging import background as _background
 from bytecheckpoint.staging.save_handle import SaveHandle, save_in_background
@@ -37,6 +39,7 @@ def save_state_dict(
     planner: SavePlanner | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    cast: Mapping[str, str | torch.dtype] | None = None,
     per_rank: Mapping[str, Any] | None = None,
     per_rank_policy: Policy = "own",
     overwrite: bool = True,
@@ -60,6 +63,9 @@ def save_state_dict(
         include: Patterns of the keys to save, as ``LoadSpec`` has them; none: all keys. A pattern may match keys of
             some ranks only; one that matches no key of any rank is an error before a byte is written.
         exclude: Patterns of keys that are left out, also if ``include`` matches them. They are not staged either.
+        cast: Dtypes in which floating-point tensors are stored, by pattern; see ``BcpSavePlanner``. With
+            ``{**state, "model_bf16": state["model"]}`` and ``cast={"model_bf16": "bfloat16"}`` a copy for inference
+            is stored beside the model.
         per_rank: Values that each rank has of its own, such as random numbers, a sampler, a data loader: tensors, and
             objects that ``weights_only`` loads; of a ``Stateful`` value, its ``state_dict()``. They are saved whatever
             ``include`` says. ``load_state_dict(per_rank=...)`` gives them back.
@@ -90,7 +96,7 @@ def save_state_dict(
     try:
         _background.raise_unseen()
         state = _state("save_state_dict", path, state_dict, per_rank, per_rank_policy, group)
-        planner = _planner("save_state_dict", path, planner, include, exclude, per_rank, writer.config)
+        planner = _planner("save_state_dict", path, planner, KeyChoice(include, exclude, cast), per_rank, writer.config)
     except Exception as error:
         return fail_save(writer, error, group, turn)
     with claimed(state_dict):
@@ -175,6 +181,7 @@ def async_save_state_dict(
     planner: SavePlanner | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    cast: Mapping[str, str | torch.dtype] | None = None,
     per_rank: Mapping[str, Any] | None = None,
     per_rank_policy: Policy = "own",
     overwrite: bool = True,
@@ -195,6 +202,7 @@ def async_save_state_dict(
         planner: See ``save_state_dict``.
         include: See ``save_state_dict``.
         exclude: See ``save_state_dict``.
+        cast: See ``save_state_dict``. Tensors are cast at the call, before they are staged.
         per_rank: See ``save_state_dict``.
         per_rank_policy: See ``save_state_dict``.
         overwrite: See ``save_state_dict``.
@@ -218,7 +226,8 @@ def async_save_state_dict(
     def state() -> dict[str, Any]:
         nonlocal planner
         _background.raise_unseen()
-        planner = _planner("async_save_state_dict", path, planner, include, exclude, per_rank, writer.config)
+        choice = KeyChoice(include, exclude, cast)
+        planner = _planner("async_save_state_dict", path, planner, choice, per_rank, writer.config)
         return to_stage(_state("async_save_state_dict", path, state_dict, per_rank, per_rank_policy, group), planner)
 
     handle = save_in_background(
@@ -239,8 +248,7 @@ def _planner(
     call: str,
     path: str | os.PathLike[str],
     planner: SavePlanner | None,
-    include: str | Sequence[str],
-    exclude: str | Sequence[str],
+    choice: KeyChoice,
     per_rank: Mapping[str, Any] | None,
     config: Config,
 ) -> SavePlanner:
@@ -250,12 +258,11 @@ def _planner(
         ConfigError: Both a planner and patterns were passed.
     """
     if planner is None:
-        if per_rank is not None:
-            include = patterns_with_per_rank([include] if isinstance(include, str) else include)
-        return BcpSavePlanner(config=config, include=include, exclude=exclude)
-    if include or exclude:
+        include = choice.include if per_rank is None else patterns_with_per_rank(choice.include)
+        return BcpSavePlanner(config=config, include=include, exclude=choice.exclude, cast=choice.cast)
+    if choice:
         raise ConfigError(
-            f"{call}({path}): pass planner or patterns, not both: BcpSavePlanner takes include and exclude"
+            f"{call}({path}): pass planner or patterns, not both: BcpSavePlanner takes include, exclude and cast"
         )
     return planner
 

@@ -77,6 +77,9 @@ class BcpSavePlanner(DefaultSavePlanner):
         include: Patterns of the keys to save, as ``LoadSpec`` has them; none: all keys. A pattern may match keys of
             some ranks only.
         exclude: Patterns of keys that are left out, also if ``include`` matches them.
+        cast: Dtypes in which floating-point tensors are stored, by pattern, such as ``{"model_bf16": "bfloat16"}``. A
+            tensor may be in the state under two names, and be cast under one. What is cast takes memory beside the
+            tensor until the save ends.
 
     Attributes:
         last_plan: Report of how this rank got its last plan.
@@ -98,6 +101,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         config: Config | None = None,
         include: str | Sequence[str] = (),
         exclude: str | Sequence[str] = (),
+        cast: Mapping[str, str | torch.dtype] | None = None,
     ) -> None:
         require(SAVE_AND_LOAD)
         self._path: object = None
@@ -107,8 +111,8 @@ class BcpSavePlanner(DefaultSavePlanner):
         )
         self.enable_plan_caching = enable_plan_caching
         self.config = config or Config.from_env()
-        choice = KeyChoice(include, exclude)
-        self.include, self.exclude = choice.include, choice.exclude
+        choice = KeyChoice(include, exclude, cast)
+        self.include, self.exclude, self.cast = choice.include, choice.exclude, choice.cast
         self._unmatched: tuple[str, ...] = ()
         self._copies: list[str] = []  # keys of which ranks hold copies that must be equal
         self.last_plan = PlanReport()
@@ -122,12 +126,13 @@ class BcpSavePlanner(DefaultSavePlanner):
             enable_plan_caching=True,
             include=(),
             exclude=(),
+            cast={},
         )
 
     @property
     def key_choice(self) -> KeyChoice:
-        """Which keys ``include`` and ``exclude`` choose."""
-        return KeyChoice(self.include, self.exclude)
+        """Which keys ``include`` and ``exclude`` choose, and what ``cast`` casts."""
+        return KeyChoice(self.include, self.exclude, self.cast)
 
     @quick_switches()
     def set_up_planner(
@@ -425,9 +430,9 @@ def kept_state(planner: SavePlanner) -> dict[str, Any] | None:
 
 
 def to_stage(state_dict: dict[str, Any], planner: object) -> dict[str, Any]:
-    """Returns what is to be staged of a state for a save with ``planner``: not what its patterns leave out."""
+    """Returns what is to be staged of a state for a save with ``planner``: what its patterns choose, cast."""
     choice = planner.key_choice if isinstance(planner, BcpSavePlanner) and planner.flatten_state_dict else None
-    return choice.without_others(state_dict) if choice else state_dict
+    return choice.applied(state_dict) if choice else state_dict
 
 
 def stores_parts(planner: object) -> bool:

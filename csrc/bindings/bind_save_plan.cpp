@@ -188,7 +188,7 @@ void bind_save_plan(py::module_& m) {
         return py::make_tuple(std::move(chosen.kept.values), std::move(chosen.kept.mappings), chosen.is_used);
       },
       py::arg("flat"), py::arg("mappings"), py::arg("include"), py::arg("exclude"));
-  m.def("without_others", &without_others, py::arg("state"), py::arg("flat"), py::arg("kept"), py::arg("stand_in"));
+  m.def("with_kept", &with_kept, py::arg("state"), py::arg("flat"), py::arg("kept"), py::arg("stand_in"));
   py::class_<LocalState, std::shared_ptr<LocalState>>(m, "LocalState", py::module_local())
       .def(py::init<const py::dict&, const py::object&, const py::object&, const py::object&, bool>(), py::arg("flat"),
            py::arg("mappings"), py::arg("chunks_of"), py::arg("items_of"), py::kw_only(), py::arg("can_split"))

@@ -45,7 +45,7 @@ ChosenKeys choose_keys(const py::dict& flat, const py::object& mappings, const p
   return chosen;
 }
 
-py::object without_others(py::handle state, const py::dict& flat, const py::dict& kept, py::object stand_in) {
+py::object with_kept(py::handle state, const py::dict& flat, const py::dict& kept, py::object stand_in) {
   GilYield gil_yield;
   const TreeCopier* copying = nullptr;
   const auto leaf = [&](py::handle value) -> py::object {
@@ -53,8 +53,10 @@ py::object without_others(py::handle state, const py::dict& flat, const py::dict
     const py::str name(copying->path());
     PyObject* const of_flat = PyDict_GetItemWithError(flat.ptr(), name.ptr());
     if (of_flat == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
-    if (of_flat == value.ptr() && !kept.contains(name)) return stand_in;
-    return py::reinterpret_borrow<py::object>(value);
+    if (of_flat != value.ptr()) return py::reinterpret_borrow<py::object>(value);
+    PyObject* const of_kept = PyDict_GetItemWithError(kept.ptr(), name.ptr());
+    if (of_kept == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return of_kept == nullptr ? stand_in : py::reinterpret_borrow<py::object>(of_kept);
   };
   TreeCopier copier(leaf, /*copies_once=*/false);
   copying = &copier;

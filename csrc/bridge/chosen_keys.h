@@ -23,10 +23,11 @@ struct ChosenKeys {
 ChosenKeys choose_keys(const pybind11::dict& flat, const pybind11::object& mappings, const pybind11::list& include,
                        const pybind11::list& exclude);
 
-/// Returns a copy of the containers of `state`, in which `stand_in` takes the place of the values that were not chosen.
+/// Returns a copy of the containers of `state`, with the values of `kept` in their places, and `stand_in` in the places
+/// of the values that were not chosen.
 /// \param flat  What `flatten_state_dict` makes of `state`.
-/// \param kept  What `choose_keys` makes of `flat`.
-pybind11::object without_others(pybind11::handle state, const pybind11::dict& flat, const pybind11::dict& kept,
-                                pybind11::object stand_in);
+/// \param kept  What `choose_keys` makes of `flat`; values may be others since.
+pybind11::object with_kept(pybind11::handle state, const pybind11::dict& flat, const pybind11::dict& kept,
+                           pybind11::object stand_in);
 
 }  // namespace bytecheckpoint::bridge
