@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The extension module that needs no torch: format, planning and checks. The headers in csrc/ have the contracts; this
 # stub has the types. tests/lint/test_stubs.py compares the names.
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -95,7 +95,8 @@ def copy_shard(
     num_io_threads: int,
     ring_bytes: int,
     io_timeout_s: float,
-    convert: Callable[[str, memoryview, str, memoryview], object] | None,
+    convert: Callable[[str, int, str, memoryview, str, memoryview], object] | None,
+    computed: Collection[str],
     progress: Callable[[int], object] | None,
 ) -> bytes: ...
 def written_files(result: bytes) -> list[str]: ...
@@ -123,7 +124,8 @@ def export_file(
     num_io_threads: int,
     ring_bytes: int,
     io_timeout_s: float,
-    convert: Callable[[str, memoryview, str, memoryview], object] | None,
+    convert: Callable[[str, int, str, memoryview, str, memoryview], object] | None,
+    computed: Collection[str],
     progress: Callable[[int], object] | None,
 ) -> tuple[int, int]: ...
 def export_torch_file(
@@ -138,7 +140,8 @@ def export_torch_file(
     num_io_threads: int,
     ring_bytes: int,
     io_timeout_s: float,
-    convert: Callable[[str, memoryview, str, memoryview], object] | None,
+    convert: Callable[[str, int, str, memoryview, str, memoryview], object] | None,
+    computed: Collection[str],
     progress: Callable[[int], object] | None,
 ) -> tuple[int, int]: ...
 def typed_storage(dtype: str) -> str | None: ...

@@ -9,6 +9,7 @@ from bytecheckpoint.load_spec.rename import Rename
 from bytecheckpoint.load_spec.transform import Transform
 from bytecheckpoint.load_spec.transforms import (
     Concat,
+    Pad,
     Permute,
     Reshape,
     Slice,
@@ -22,6 +23,7 @@ __all__ = [
     "Concat",
     "Dequantize",
     "DequantizeMXFP4",
+    "Pad",
     "Permute",
     "Rename",
     "Reshape",

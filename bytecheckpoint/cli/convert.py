@@ -29,6 +29,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FORMATS = ("safetensors", "bcp", "dcp", "torch")
 
 
+def _weights(ctx: click.Context, param: click.Parameter, value: str | None) -> list[float] | None:
+    try:
+        return None if value is None else [float(each) for each in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{value}: must be numbers with commas, such as 0.5,0.25,0.25") from None
+
+
 def _conversion_options(function: _Function) -> _Function:
     """Adds what the conversion itself takes."""
     for option in reversed(
@@ -38,6 +45,19 @@ def _conversion_options(function: _Function) -> _Function:
                 metavar="DTYPE",
                 callback=whole_dtype,
                 help="Dtype for floating-point tensors, such as bfloat16, or bf16.",
+            ),
+            click.option(
+                "--average",
+                metavar="PATH",
+                multiple=True,
+                help="Write the average of SOURCE and this checkpoint of the same tensors; may be repeated.",
+            ),
+            click.option(
+                "--weights", metavar="W,W...", callback=_weights, help="Weights for --average, that of SOURCE first."
+            ),
+            click.option("--adapter", metavar="PATH", help="Add a LoRA adapter of peft to SOURCE, which is its base."),
+            click.option(
+                "--lora-alpha", type=float, metavar="X", help="lora_alpha of an adapter without adapter_config.json."
             ),
             click.option(
                 "--hf-config",
@@ -112,6 +132,8 @@ def command(
       bcp convert run/step_100 model-hf --model-only --hf-config Llama-3.2-1B --dtype bfloat16 --verify
       bcp convert run/global_step_100 files --to torch
       bcp convert ckpt renamed --to bcp --rename 'h.{i}.attn=layers.{i}.attention' --rename wte=embed
+      bcp convert base-hf merged --adapter run/adapter --dtype bfloat16
+      bcp convert run/step_100 mean --average run/step_200 --average run/step_300
       bcp convert model-hf ckpt --to bcp
       bcp convert s3://bucket/model-hf s3://bucket/ckpt --to bcp
       torchrun --nproc-per-node 8 -m bytecheckpoint convert ckpt model-hf
@@ -132,7 +154,10 @@ def command(
 
 
 # What has no effect on a step that becomes files of torch.
-_NOT_FOR_STEPS = ("hf_config", "shard_size", "workers", "resume", "verify", "dry_run")
+_NOT_FOR_STEPS = (
+    *("average", "weights", "adapter", "lora_alpha"),
+    *("hf_config", "shard_size", "workers", "resume", "verify", "dry_run"),
+)
 
 
 def _convert_step(

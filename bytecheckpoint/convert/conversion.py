@@ -7,12 +7,14 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bytecheckpoint.config import Config
+from bytecheckpoint.convert.adapter import Adapter
+from bytecheckpoint.convert.changes import Average, Change
 from bytecheckpoint.convert.dcp_target import DcpTarget
 from bytecheckpoint.convert.destination import Conversion, Destination, bytes_of
 from bytecheckpoint.convert.hf_config import HfConfig, hf_config_of, missing_config
@@ -103,6 +105,10 @@ def convert(
     *,
     to: Format = "safetensors",
     spec: LoadSpec | None = None,
+    average: Sequence[str | os.PathLike[str]] = (),
+    weights: Sequence[float] | None = None,
+    adapter: str | os.PathLike[str] | None = None,
+    lora_alpha: float | None = None,
     dtype: str | None = None,
     hf_config: str | os.PathLike[str] | None = None,
     shard_size: int | str = "5GB",
@@ -129,6 +135,14 @@ def convert(
             that ``torch.load`` reads, with the state dict nested as it was saved.
         spec: What to take of the source, under which names, in which form. ``cast`` by patterns gives what matches
             another dtype than ``dtype``; ``cast="any"`` and the like, and ``strict``, say nothing where no state is.
+        average: Other checkpoints of the same tensors, of each of which ``spec`` takes the same: what is written is the
+            average of all. It is computed in float32 (of float64 in float64), and rounded once. Tensors of integers
+            must be equal; objects are those of ``source``.
+        weights: Weight of each, that of ``source`` first; they are taken as they are, and add up to 1 for a mean. None:
+            all alike.
+        adapter: Folder of a LoRA adapter of peft, which is added to ``source``, its base, as ``merge_and_unload`` does;
+            or a checkpoint with the same names. Sums are computed in float32, and rounded once.
+        lora_alpha: ``lora_alpha`` of the adapter; None takes that of its ``adapter_config.json``.
         dtype: Dtype to which floating-point tensors are converted: ``float32``, ``bfloat16``, ``float16`` or
             ``float64``. Floats of 8 bits and integers stay as they are.
         hf_config: Local folder of a model of Hugging Face, of which config and tokenizer are copied into a target of
@@ -158,7 +172,7 @@ def convert(
     begin = time.monotonic()
     config = config or Config.from_env()
     place, folder = location_to_read(source), location(target)
-    job = Source(str(place), spec, config)
+    job = Source(str(place), spec, config, change=_change_of(average, weights, adapter, lora_alpha))
     destination = _destination(folder, config)
     ranks = Ranks(process_group, config, folder)
 
@@ -179,8 +193,8 @@ def convert(
     if dry_run:
         return report
     job = job.planned_for(opened)
-    first_id = ranks.shared(opened.stored.save_id)
-    ranks.together(lambda: _check_same_save(opened, first_id, str(place)))
+    first = ranks.shared(_what_is_read(job, opened))
+    ranks.together(lambda: _check_same_save(_what_is_read(job, opened), first, str(place)))
     num_left = destination.write(Conversion(job, opened, made, ranks, workers, verify, progress), resume=resume)
     return dataclasses.replace(
         report, num_resumed=len(made.pieces) - num_left, is_verified=verify, seconds=time.monotonic() - begin
@@ -191,11 +205,34 @@ def _destination(place: Path | str, config: Config) -> Destination:
     return LocalDestination(place) if isinstance(place, Path) else StoreDestination(place, config)
 
 
-def _check_same_save(opened: Opened, first_id: str, source: str) -> None:
-    if opened.stored.save_id != first_id:
+def _change_of(
+    average: Sequence[str | os.PathLike[str]],
+    weights: Sequence[float] | None,
+    adapter: str | os.PathLike[str] | None,
+    lora_alpha: float | None,
+) -> Change | None:
+    if isinstance(average, str | os.PathLike):
+        raise ConfigError(f"average={average!r}: must be a list of checkpoints")
+    if average and adapter is not None:
+        raise ConfigError("average and adapter: pass one of them, and convert twice")
+    if weights is not None and not average:
+        raise ConfigError(f"weights={[*weights]}: only with average")
+    if lora_alpha is not None and adapter is None:
+        raise ConfigError(f"lora_alpha={lora_alpha}: only with adapter")
+    if adapter is not None:
+        return Adapter(os.fspath(adapter), lora_alpha)
+    return Average([str(location_to_read(each)) for each in average], weights) if average else None
+
+
+def _what_is_read(job: Source, opened: Opened) -> tuple[str, bytes]:
+    return opened.stored.save_id, b"" if job.change is None else job.change.identity()
+
+
+def _check_same_save(read: tuple[str, bytes], of_first: tuple[str, bytes], source: str) -> None:
+    if read != of_first:
         raise CheckpointChangedError(
-            f"convert({source}): ranks have opened different saves ({first_id} and {opened.stored.save_id}): a newer "
-            "commit came in between; begin anew",
+            f"convert({source}): ranks have opened different saves ({of_first[0]} and {read[0]}): a newer commit came "
+            "in between; begin anew",
             source,
         )
 

@@ -104,6 +104,8 @@ def _plan_of(work: Conversion) -> str:
     """
     digest = hashlib.sha256(json.dumps([work.job.place, identity_of(work.opened)]).encode())
     digest.update(work.made.identity())
+    if work.job.change is not None:
+        digest.update(work.job.change.identity())
     work.opened.wanted.describe(digest.update)
     return digest.hexdigest()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents import opening as contents
+from bytecheckpoint.convert.changes import Change
 from bytecheckpoint.errors import CheckpointChangedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.native import _core
@@ -38,12 +39,14 @@ class Source:
         spec: What to take of it; None takes it as it is.
         config: Settings.
         planned: Identity of the save for which the conversion was planned; None before it is. No other one is opened.
+        change: What computes elements from those of other checkpoints; None takes them as they are.
     """
 
     place: str
     spec: LoadSpec | None
     config: Config
     planned: str | None = None
+    change: Change | None = None
 
     def planned_for(self, opened: Opened) -> Source:
         """Returns this source, of which only the save in ``opened`` can be opened any more."""
@@ -72,7 +75,10 @@ class Source:
                 "begin it anew",
                 self.place,
             )
-        return opened if self.spec is None else contents.viewed(opened.stored, self.spec)
+        opened = opened if self.spec is None else contents.viewed(opened.stored, self.spec)
+        if self.change is not None:
+            self.change.prepare(opened.wanted, self.spec, self.config)
+        return opened
 
     def options(self, progress: Callable[[int], object]) -> dict[str, Any]:
         """Returns the arguments that all functions of the engine which convert have in common."""
@@ -83,13 +89,18 @@ class Source:
             "num_io_threads": self.config.io_threads,
             "ring_bytes": _WRITE_RING_BYTES,
             "io_timeout_s": self.config.io_timeout_s,
-            "convert": _converted,
+            "convert": self._converted,
+            "computed": set() if self.change is None else set(self.change.names),
             "progress": progress,
         }
 
+    def _converted(
+        self, name: str, first: int, stored: str, elements: memoryview, dtype: str, converted: memoryview
+    ) -> None:
+        """Converts some elements of a tensor; see ``csrc/bridge/callbacks.h``."""
+        import torch
 
-def _converted(stored: str, elements: memoryview, dtype: str, converted: memoryview) -> None:
-    import torch
-
-    source = torch.frombuffer(elements, dtype=getattr(torch, stored))
-    torch.frombuffer(converted, dtype=getattr(torch, dtype)).copy_(source)
+        source = torch.frombuffer(elements, dtype=getattr(torch, stored))
+        if self.change is not None and name in self.change.names:
+            source = self.change.compute(name, first, source)
+        torch.frombuffer(converted, dtype=getattr(torch, dtype)).copy_(source)

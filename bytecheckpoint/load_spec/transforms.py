@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "Concat",
+    "Pad",
     "Permute",
     "Reshape",
     "Slice",
@@ -275,6 +276,39 @@ class Slice(_OfOne):
 
 
 @dataclass(frozen=True)
+class Pad(_OfOne):
+    """Makes a dim of a tensor longer: ``Pad("embed.weight", size=32064)``, for a vocabulary with rows to spare.
+
+    A load leaves the new elements as the state has them. ``read`` and conversions, which have no state, make them zero.
+
+    Args:
+        dim: The dim.
+        size: Its new size.
+        multiple: The new size is the next multiple of this number, in the place of ``size``.
+    """
+
+    dim: int = 0
+    size: int | None = None
+    multiple: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [each for each in (self.size, self.multiple) if each is not None]
+        if len(given) != 1 or isinstance(given[0], bool) or not isinstance(given[0], int) or given[0] < 1:
+            raise ConfigError(f"{self}: pass size or multiple, an int >= 1")
+
+    def _changed(self, tensor: _core.ViewTensor) -> _core.ViewTensor:
+        dim = _as_dim(self.dim, len(tensor.shape))
+        size = self.size or -(-tensor.shape[dim] // (self.multiple or 1)) * (self.multiple or 1)
+        if size < tensor.shape[dim]:
+            raise ConfigError(f"dim {dim} has {tensor.shape[dim]}, more than size={size}: Slice makes it shorter")
+        return tensor.pad(dim, size)
+
+    def inverted(self) -> Transform:
+        """See ``Transform``."""
+        raise ConfigError(f"{self}: it cannot be inverted: the size before is not known; use Slice")
+
+
+@dataclass(frozen=True)
 class Transpose(_OfOne):
     """Exchanges two dims of a tensor: ``Transpose("*.kernel")``.
 
@@ -354,6 +388,7 @@ KINDS: Mapping[str, type[Transform]] = {
     "concat": Concat,
     "dequantize": Dequantize,
     "dequantize_mxfp4": DequantizeMXFP4,
+    "pad": Pad,
     "permute": Permute,
     "rename": Rename,
     "reshape": Reshape,

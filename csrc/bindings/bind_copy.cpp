@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <unordered_set>
+
 #include "csrc/bridge/callbacks.h"
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/tree_caster.h"
@@ -32,7 +34,8 @@ engine::ShardToCopy shard_of(const Shard& shard) {
 /// Returns the encoded WriteResult.
 py::bytes copy_shard(const Checkpoint& checkpoint, const std::string& directory, std::string target, uint32_t rank,
                      bool plain, const Shard& shard, int64_t num_bytes, bool direct_io, bool verify, int num_io_threads,
-                     int64_t ring_bytes, double io_timeout_s, py::object convert, py::object progress) {
+                     int64_t ring_bytes, double io_timeout_s, py::object convert,
+                     std::unordered_set<std::string> computed, py::object progress) {
   const std::shared_ptr<const format::Manifest> manifest = checkpoint.shared_whole();
   engine::CopyOptions options;
   options.reading.directory = manifest->data_directory(directory);
@@ -47,6 +50,7 @@ py::bytes copy_shard(const Checkpoint& checkpoint, const std::string& directory,
   options.saving.expected_bytes = num_bytes;
   Callbacks callbacks(std::move(convert), std::move(progress));
   callbacks.serve(&options);
+  options.computed = std::move(computed);
   const engine::ShardToCopy to_copy = shard_of(shard);
   auto result = unlocked([&] { return engine::copy_shard(options, manifest, checkpoint.view(), to_copy); });
   if (callbacks.raised()) throw py::error_already_set();
@@ -91,7 +95,7 @@ void bind_copy(py::module_& m) {
   m.def("copy_shard", &copy_shard, py::arg("checkpoint"), py::kw_only(), py::arg("directory"), py::arg("target"),
         py::arg("rank"), py::arg("plain"), py::arg("shard"), py::arg("num_bytes"), py::arg("direct_io"),
         py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"),
-        py::arg("convert"), py::arg("progress"));
+        py::arg("convert"), py::arg("computed"), py::arg("progress"));
   m.def("written_files", &written_files, py::arg("result"));
   m.def("assemble_copy", &assemble_copy, py::arg("checkpoint"), py::kw_only(), py::arg("shards"), py::arg("results"),
         py::arg("planner_data"), py::arg("checkpoint_id"), py::arg("user_metadata"));

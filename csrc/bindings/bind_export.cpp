@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <unordered_set>
+
 #include "csrc/bridge/callbacks.h"
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/unlocked.h"
@@ -22,11 +24,13 @@ using Placed = std::tuple<std::string, int64_t, std::string>;
 /// Writes a file, and returns (bytes, CRC) of it.
 std::pair<int64_t, uint32_t> write(const Checkpoint& checkpoint, engine::ExportOptions options,
                                    const std::string& directory, const std::vector<engine::TensorToRead>& tensors,
-                                   const engine::FileFrame& frame, py::object convert, py::object progress) {
+                                   const engine::FileFrame& frame, py::object convert,
+                                   std::unordered_set<std::string> computed, py::object progress) {
   const std::shared_ptr<const format::Manifest> manifest = checkpoint.shared_whole();
   options.reading.directory = manifest->data_directory(directory);
   Callbacks callbacks(std::move(convert), std::move(progress));
   callbacks.serve(&options);
+  options.computed = std::move(computed);
   auto result = unlocked([&] { return engine::export_file(options, manifest, checkpoint.view(), tensors, frame); });
   if (callbacks.raised()) throw py::error_already_set();
   const engine::ExportedFile exported = value_or_raise(std::move(result));
@@ -49,7 +53,7 @@ std::pair<int64_t, uint32_t> export_file(const Checkpoint& checkpoint, const std
                                          const std::string& head, const std::vector<Placed>& tensors,
                                          int64_t file_bytes, bool direct_io, bool verify, int num_io_threads,
                                          int64_t ring_bytes, double io_timeout_s, py::object convert,
-                                         py::object progress) {
+                                         std::unordered_set<std::string> computed, py::object progress) {
   std::vector<engine::TensorToRead> to_read;
   engine::FileFrame frame;
   for (const auto& [fqn, offset, dtype] : tensors) {
@@ -59,7 +63,7 @@ std::pair<int64_t, uint32_t> export_file(const Checkpoint& checkpoint, const std
   frame.file_bytes = file_bytes;
   frame.before = [&](size_t number, const std::vector<uint32_t>&) { return number == 0 ? head : std::string(); };
   return write(checkpoint, options_of(std::move(path), direct_io, verify, num_io_threads, ring_bytes, io_timeout_s),
-               directory, to_read, frame, std::move(convert), std::move(progress));
+               directory, to_read, frame, std::move(convert), std::move(computed), std::move(progress));
 }
 
 /// \param pickle   Names the storage of each tensor by its position in `tensors`.
@@ -67,7 +71,8 @@ std::pair<int64_t, uint32_t> export_file(const Checkpoint& checkpoint, const std
 std::pair<int64_t, uint32_t> export_torch_file(
     const Checkpoint& checkpoint, const std::string& directory, std::string path, const std::string& pickle,
     const std::vector<std::tuple<std::string, std::string, int64_t>>& tensors, bool direct_io, bool verify,
-    int num_io_threads, int64_t ring_bytes, double io_timeout_s, py::object convert, py::object progress) {
+    int num_io_threads, int64_t ring_bytes, double io_timeout_s, py::object convert,
+    std::unordered_set<std::string> computed, py::object progress) {
   std::vector<engine::TensorToRead> to_read;
   std::vector<int64_t> storage_bytes;
   for (const auto& [fqn, dtype, bytes] : tensors) {
@@ -80,7 +85,7 @@ std::pair<int64_t, uint32_t> export_torch_file(
   frame.file_bytes = file.file_bytes();
   frame.before = [&](size_t number, const std::vector<uint32_t>& crcs) { return file.before(number, crcs); };
   return write(checkpoint, options_of(std::move(path), direct_io, verify, num_io_threads, ring_bytes, io_timeout_s),
-               directory, to_read, frame, std::move(convert), std::move(progress));
+               directory, to_read, frame, std::move(convert), std::move(computed), std::move(progress));
 }
 
 uint32_t checksum_of_file(const std::string& directory, const std::string& name, py::object progress) {
@@ -104,11 +109,11 @@ void bind_export(py::module_& m) {
   m.def("export_file", &export_file, py::arg("checkpoint"), py::kw_only(), py::arg("directory"), py::arg("path"),
         py::arg("head"), py::arg("tensors"), py::arg("file_bytes"), py::arg("direct_io"), py::arg("verify"),
         py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"), py::arg("convert"),
-        py::arg("progress"));
+        py::arg("computed"), py::arg("progress"));
   m.def("export_torch_file", &export_torch_file, py::arg("checkpoint"), py::kw_only(), py::arg("directory"),
         py::arg("path"), py::arg("pickle"), py::arg("tensors"), py::arg("direct_io"), py::arg("verify"),
         py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"), py::arg("convert"),
-        py::arg("progress"));
+        py::arg("computed"), py::arg("progress"));
   m.def(
       "typed_storage",
       [](const std::string& dtype) -> std::optional<std::string> {

@@ -41,6 +41,12 @@ void bind_view(py::module_& m) {
           },
           py::arg("dim"), py::arg("begin"), py::arg("length"))
       .def(
+          "pad",
+          [](const Tensor& t, size_t dim, int64_t size) {
+            return value_unlocked([&] { return CheckpointViewBuilder::padded(t, dim, size); });
+          },
+          py::arg("dim"), py::arg("size"))
+      .def(
           "permute",
           [](const Tensor& t, const std::vector<size_t>& dims) {
             return changed(t, [&](const planner::TensorView& view) { return planner::permute(view, dims); });

@@ -14,15 +14,15 @@ bool Callbacks::progress(int64_t done) {
   return !raised_;
 }
 
-base::Status Callbacks::convert(tensor::DType from, const uint8_t* elements, tensor::DType to, uint8_t* converted,
-                                int64_t count) {
+base::Status Callbacks::convert(const engine::ElementsToConvert& elements) {
   const WithGil locked;
-  const auto view = [&](const void* bytes, tensor::DType dtype, int flags) {
-    const int64_t size = count * tensor::find_dtype(dtype)->itemsize_bytes;
-    return PyMemoryView_FromMemory(static_cast<char*>(const_cast<void*>(bytes)), size, flags);
+  const auto view = [&](const void* bytes, tensor::DType dtype) {
+    const int64_t size = elements.count * tensor::find_dtype(dtype)->itemsize_bytes;
+    return PyMemoryView_FromMemory(static_cast<char*>(const_cast<void*>(bytes)), size, PyBUF_WRITE);
   };
-  call(convert_, Py_BuildValue("(sNsN)", tensor::find_dtype(from)->name, view(elements, from, PyBUF_WRITE),
-                               tensor::find_dtype(to)->name, view(converted, to, PyBUF_WRITE)));
+  call(convert_, Py_BuildValue("(sLsNsN)", elements.fqn->c_str(), static_cast<long long>(elements.first),
+                               tensor::find_dtype(elements.from)->name, view(elements.elements, elements.from),
+                               tensor::find_dtype(elements.to)->name, view(elements.converted, elements.to)));
   return raised_ ? base::Status::make(base::Code::kCancelled, "conversion failed") : base::Status::ok();
 }
 

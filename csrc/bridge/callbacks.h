@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "csrc/base/status.h"
-#include "csrc/tensor/dtype.h"
+#include "csrc/engine/export/element_reader.h"
 
 namespace bytecheckpoint::bridge {
 
@@ -14,7 +14,8 @@ namespace bytecheckpoint::bridge {
 /// conversion has returned: throw `pybind11::error_already_set` then, if `raised()`.
 class Callbacks {
  public:
-  /// \param convert   Called with (dtype, elements, wanted dtype, memory for the converted elements), or None.
+  /// \param convert   Called with (name of the tensor, number of the first element, dtype, elements, wanted dtype,
+  /// memory for the converted elements), or None.
   /// \param progress  Called with a number of bytes, or None.
   Callbacks(pybind11::object convert, pybind11::object progress)
       : convert_(std::move(convert)), progress_(std::move(progress)) {}
@@ -22,16 +23,14 @@ class Callbacks {
   /// Returns false after an error. Takes the GIL.
   bool progress(int64_t done);
   /// Takes the GIL. \returns kCancelled after an error.
-  base::Status convert(tensor::DType from, const uint8_t* elements, tensor::DType to, uint8_t* converted,
-                       int64_t count);
+  base::Status convert(const engine::ElementsToConvert& elements);
   bool raised() const { return raised_; }
 
   /// Makes a conversion call these functions. They must live until it has returned.
   template <class Options>
   void serve(Options* options) {
     options->progress = [this](int64_t done) { return progress(done); };
-    options->convert = [this](tensor::DType from, const uint8_t* elements, tensor::DType to, uint8_t* converted,
-                              int64_t count) { return convert(from, elements, to, converted, count); };
+    options->convert = [this](const engine::ElementsToConvert& elements) { return convert(elements); };
   }
 
  private:

@@ -170,6 +170,19 @@ base::Result<TensorView> narrow(TensorView view, size_t dim, int64_t begin, int6
   return view;
 }
 
+base::Result<TensorView> pad(TensorView view, size_t dim, int64_t size) {
+  BCP_RETURN_IF_ERROR(check_dim(view.sizes, dim));
+  if (size < view.sizes[dim]) {
+    return refuse(text("dim ", dim, " of shape ", tensor::to_text(view.sizes), " is longer than ", size, " already"));
+  }
+  view.sizes[dim] = size;
+  int64_t numel;
+  if (!tensor::checked_numel(view.sizes, &numel)) {
+    return refuse(text("shape ", tensor::to_text(view.sizes), " overflows"));
+  }
+  return view;
+}
+
 base::Result<TensorView> concatenate(const std::vector<TensorView>& views, size_t dim) {
   if (views.empty()) return refuse("there is nothing to join");
   TensorView out{views.front().sizes, {}};

@@ -37,6 +37,8 @@ inline constexpr size_t kMostViewedBoxes = 1 << 22;
 
 /// Returns elements [begin, begin + length) of one dim.
 base::Result<TensorView> narrow(TensorView view, size_t dim, int64_t begin, int64_t length);
+/// Returns the tensor with `dim` as long as `size`: behind the elements that there are come some that are in no box.
+base::Result<TensorView> pad(TensorView view, size_t dim, int64_t size);
 /// Joins tensors that differ in the size of one dim at most.
 base::Result<TensorView> concatenate(const std::vector<TensorView>& views, size_t dim);
 /// Joins tensors of one shape along a new dim, which becomes dim `dim`.

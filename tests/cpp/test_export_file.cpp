@@ -81,12 +81,12 @@ TEST_CASE("export: a transposed view, and converted elements") {
   const auto view = test::value_of(builder.finish());
   const std::shared_ptr<const format::Manifest> of_view(view, &view->manifest);
   ExportOptions options = options_for(dir);
-  options.convert = [](DType from, const uint8_t* elements, DType to, uint8_t* converted, int64_t count) {
-    REQUIRE(from == DType::kUInt8);
-    REQUIRE(to == DType::kInt16);
-    for (int64_t i = 0; i < count; ++i) {
-      const auto wide = static_cast<int16_t>(elements[i]);
-      std::memcpy(converted + 2 * i, &wide, 2);
+  options.convert = [](const ElementsToConvert& each) {
+    REQUIRE(each.from == DType::kUInt8);
+    REQUIRE(each.to == DType::kInt16);
+    for (int64_t i = 0; i < each.count; ++i) {
+      const auto wide = static_cast<int16_t>(each.elements[i]);
+      std::memcpy(each.converted + 2 * i, &wide, 2);
     }
     return base::Status::ok();
   };

@@ -233,6 +233,19 @@ TEST_CASE("tensor_view: a chunk that has only a part of the joined dims is cut, 
   CHECK(test::value_of(reshape(rows, {2, 2, 3})).boxes.size() == 3);
 }
 
+TEST_CASE("tensor_view: a dim is padded with elements that no box has") {
+  const TensorView view{{4, 3}, {{{{0, 0}, {4, 3}}, 0, 0, {3, 1}}}};
+  const TensorView padded = test::value_of(pad(view, 0, 6));
+  CHECK(padded.sizes == Dims{6, 3});
+  CHECK(padded.boxes.size() == 1);
+  CHECK(padded.boxes[0].box.sizes == Dims{4, 3});
+  CHECK(test::value_of(pad(view, 1, 3)).sizes == view.sizes);
+  CHECK(test::value_of(narrow(padded, 0, 5, 1)).boxes.empty());
+  EXPECT_FAILURE(kInvalidArgument, "dim 1 of shape [4, 3] is longer than 2 already", pad(view, 1, 2));
+  EXPECT_CODE(kInvalidArgument, pad(view, 2, 5));
+  EXPECT_CODE(kInvalidArgument, pad(view, 0, INT64_MAX));
+}
+
 TEST_CASE("tensor_view: what torch refuses is refused") {
   const TensorView view{{4, 3}, {{{{0, 0}, {4, 3}}, 0, 0, {3, 1}}}};
   EXPECT_CODE(kInvalidArgument, narrow(view, 2, 0, 1));

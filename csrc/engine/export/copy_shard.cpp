@@ -26,7 +26,7 @@ class Copier {
       : options_(options),
         checkpoint_(std::move(checkpoint)),
         view_(view),
-        reader_(options.reading, checkpoint_, view, options.convert) {}
+        reader_(options.reading, checkpoint_, view, options.convert, options.computed) {}
 
   base::Result<format::WriteResult> copy(const ShardToCopy& shard, SaveJob* job) {
     BCP_RETURN_IF_ERROR(add_tensors(shard.tensors));

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -32,7 +33,8 @@ struct ShardToCopy {
 struct CopyOptions {
   LoadOptions reading;
   SaveOptions saving;
-  ConvertElements convert;  // needed where a dtype differs from the stored one
+  ConvertElements convert;                   // needed where a dtype differs from the stored one
+  std::unordered_set<std::string> computed;  // names of tensors whose elements all go through `convert`
   /// Called in the calling thread with the bytes of elements and records that were copied so far; false ends it with
   /// kCancelled.
   std::function<bool(int64_t)> progress;

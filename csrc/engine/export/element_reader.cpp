@@ -22,11 +22,13 @@ Status ElementReader::locate(const std::vector<TensorToRead>& tensors) {
 Status ElementReader::want(size_t tensor, int64_t first, int64_t last, uint8_t* to) {
   const tensor::DType wanted = wanted_[tensor]->dtype, stored = reader_.dtype(tensor);
   if (first == last) return Status::ok();
-  if (stored != wanted) {
+  const std::string& fqn = reader_.item(tensor).fqn;
+  if (stored != wanted || (!computed_.empty() && computed_.count(fqn) != 0)) {
     const int64_t stored_itemsize = tensor::find_dtype(stored)->itemsize_bytes;
-    std::vector<uint8_t> elements(static_cast<size_t>((last - first) * stored_itemsize));
-    to_convert_.push_back({stored, wanted, std::move(elements), to, last - first});
-    to = to_convert_.back().elements.data();
+    std::vector<uint8_t> memory(static_cast<size_t>((last - first) * stored_itemsize));
+    const ElementsToConvert elements{&fqn, first, last - first, stored, wanted, memory.data(), to};
+    to = memory.data();
+    to_convert_.push_back({std::move(memory), elements});
   }
   return reader_.want(tensor, first, last, to);
 }
@@ -36,7 +38,7 @@ Status ElementReader::run(const std::function<bool()>& cancelled) {
   const std::vector<ToConvert> to_convert = std::exchange(to_convert_, {});
   if (!read.is_ok()) return read.status();
   for (const ToConvert& each : to_convert) {
-    BCP_RETURN_IF_ERROR(convert_(each.from, each.elements.data(), each.to, each.converted, each.count));
+    BCP_RETURN_IF_ERROR(convert_(each.elements));
   }
   return Status::ok();
 }

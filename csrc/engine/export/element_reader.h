@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -14,9 +15,19 @@
 
 namespace bytecheckpoint::engine {
 
-/// Converts `count` elements of one dtype to another. \returns kUnsupported for dtypes that it does not know.
-using ConvertElements = std::function<base::Status(tensor::DType from, const uint8_t* elements, tensor::DType to,
-                                                   uint8_t* converted, int64_t count)>;
+/// Elements of a tensor on their way from a checkpoint to a file.
+struct ElementsToConvert {
+  const std::string* fqn;
+  int64_t first;  // number of the first one, in row-major order
+  int64_t count;
+  tensor::DType from, to;
+  const uint8_t* elements;
+  uint8_t* converted;
+};
+
+/// Converts elements to another dtype, or computes others from them. \returns kUnsupported for dtypes that it does not
+/// know.
+using ConvertElements = std::function<base::Status(const ElementsToConvert&)>;
 
 /// A tensor to read, all of it.
 struct TensorToRead {
@@ -24,16 +35,17 @@ struct TensorToRead {
   tensor::DType dtype = tensor::DType::kNone;  // in which its elements are wanted
 };
 
-/// Reads what a `RowMajorReader` reads, in the dtypes that are wanted. Only elements of another dtype go through a
-/// buffer. Not thread-safe.
+/// Reads what a `RowMajorReader` reads, in the dtypes that are wanted. Only elements of another dtype, or
+/// that are computed, go through a buffer. Not thread-safe.
 class ElementReader {
  public:
   /// \param checkpoint  Of `options.directory`.
   /// \param view        If `checkpoint` is that of a view; else null.
   /// \param convert     Needed where a dtype differs from the stored one.
+  /// \param computed    Names of tensors whose elements all go through `convert`.
   ElementReader(LoadOptions options, std::shared_ptr<const format::Manifest> checkpoint, const CheckpointView* view,
-                ConvertElements convert)
-      : convert_(std::move(convert)), reader_(std::move(options), std::move(checkpoint), view) {}
+                ConvertElements convert, const std::unordered_set<std::string>& computed)
+      : convert_(std::move(convert)), computed_(computed), reader_(std::move(options), std::move(checkpoint), view) {}
 
   /// Finds where the tensors are; called once. \returns what `RowMajorReader::locate` returns; kInvalidArgument also
   /// for a dtype that is not plain.
@@ -55,13 +67,12 @@ class ElementReader {
  private:
   /// Elements that are read in their own dtype, and then converted.
   struct ToConvert {
-    tensor::DType from, to;
-    std::vector<uint8_t> elements;
-    uint8_t* converted;
-    int64_t count;
+    std::vector<uint8_t> memory;
+    ElementsToConvert elements;
   };
 
   const ConvertElements convert_;
+  const std::unordered_set<std::string>& computed_;
   RowMajorReader reader_;
   std::vector<const tensor::DTypeInfo*> wanted_;  // of each tensor
   std::vector<ToConvert> to_convert_;             // by the next run

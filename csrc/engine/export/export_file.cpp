@@ -26,7 +26,7 @@ class Exporter {
       : options_(options),
         frame_(frame),
         file_bytes_(frame.file_bytes),
-        reader_(options.reading, std::move(checkpoint), view, options.convert) {}
+        reader_(options.reading, std::move(checkpoint), view, options.convert, options.computed) {}
 
   Status locate(const std::vector<TensorToRead>& tensors) {
     BCP_RETURN_IF_ERROR(reader_.locate(tensors));

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -31,6 +32,7 @@ struct ExportOptions {
   int num_io_threads = 2;         // threads that write
   int64_t ring_bytes = 32 << 20;  // memory for what is written; what is read takes `reading.ring_bytes` in addition
   ConvertElements convert;        // needed where a dtype differs from the stored one
+  std::unordered_set<std::string> computed;  // names of tensors whose elements all go through `convert`
   /// Called in the calling thread with the bytes that were filled so far; false ends the export with kCancelled.
   std::function<bool(int64_t)> progress;
 };

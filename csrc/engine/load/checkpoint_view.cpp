@@ -45,6 +45,13 @@ bool keeps_pairs(const planner::ViewedBox& viewed) {
   return true;
 }
 
+/// Returns which elements of a tensor are in no box, as `planner::find_gap` does.
+std::string gap_of(const planner::TensorView& view) {
+  planner::BoxNumbers there;
+  for (const planner::ViewedBox& viewed : view.boxes) there.add(viewed.box);
+  return planner::find_gap(there.boxes(view.sizes.size()), tensor::whole(view.sizes), view.sizes);
+}
+
 Status check_scales(const tensor::Dims& sizes, const tensor::Dims& block, const CheckpointViewBuilder::Tensor& scales) {
   bool fits = block.size() == sizes.size() && scales.view.sizes.size() == sizes.size();
   for (size_t d = 0; d < sizes.size() && fits; ++d) {
@@ -55,10 +62,7 @@ Status check_scales(const tensor::Dims& sizes, const tensor::Dims& block, const 
                         text("scales of shape ", tensor::to_text(scales.view.sizes), " are not one for each block of ",
                              tensor::to_text(block), " of ", tensor::to_text(sizes)));
   }
-  planner::BoxNumbers there;
-  for (const planner::ViewedBox& viewed : scales.view.boxes) there.add(viewed.box);
-  const std::string gap =
-      planner::find_gap(there.boxes(sizes.size()), tensor::whole(scales.view.sizes), scales.view.sizes);
+  const std::string gap = gap_of(scales.view);
   if (gap.empty()) return Status::ok();
   return Status::make(Code::kInvalidArgument, text("of the scales, ", gap, " in no stored chunk"));
 }
@@ -79,7 +83,7 @@ base::Result<const format::Item*> CheckpointViewBuilder::find(const std::string&
 base::Result<CheckpointViewBuilder::Tensor> CheckpointViewBuilder::tensor(const std::string& fqn) {
   BCP_ASSIGN_OR_RETURN(const format::Item* item, find(fqn));
   if (!item->is_tensor) return Status::make(Code::kInvalidArgument, text("'", fqn, "': it is an object, not a tensor"));
-  Tensor out{item->tensor, item->is_partial, {item->tensor.sizes, {}}};
+  Tensor out{item->tensor, item->is_partial, false, {item->tensor.sizes, {}}};
   for (const format::Chunk& chunk : item->chunks) {
     out.view.boxes.push_back(
         {chunk.box, static_cast<uint32_t>(sources_.size()), 0, tensor::row_major_strides(chunk.box.sizes)});
@@ -99,10 +103,22 @@ base::Result<CheckpointViewBuilder::Tensor> CheckpointViewBuilder::joined(const 
                                                        tensor::find_dtype(part.info.dtype)->name, " cannot be joined"));
     }
     out.is_partial = out.is_partial || part.is_partial;
+    out.is_padded = out.is_padded || part.is_padded;
     out.info.requires_grad = out.info.requires_grad || part.info.requires_grad;
     views.push_back(part.view);
   }
   BCP_ASSIGN_OR_RETURN(out.view, is_stack ? planner::stack(views, dim) : planner::concatenate(views, dim));
+  return out;
+}
+
+base::Result<CheckpointViewBuilder::Tensor> CheckpointViewBuilder::padded(const Tensor& tensor, size_t dim,
+                                                                          int64_t size) {
+  if (const std::string gap = tensor.is_padded ? std::string() : gap_of(tensor.view); !gap.empty()) {
+    return Status::make(Code::kInvalidArgument, text("of what is to be padded, ", gap, " in no stored chunk"));
+  }
+  Tensor out = tensor;
+  BCP_ASSIGN_OR_RETURN(out.view, planner::pad(tensor.view, dim, size));
+  out.is_padded = true;
   return out;
 }
 
@@ -154,6 +170,7 @@ std::pair<format::Chunk, RecordView> CheckpointViewBuilder::placed(planner::View
 
 Status CheckpointViewBuilder::add(std::string fqn, Tensor made) {
   Added added;
+  added.is_padded = made.is_padded;
   format::Item& item = added.item;
   item.fqn = std::move(fqn);
   item.is_tensor = true;
@@ -177,7 +194,7 @@ Status CheckpointViewBuilder::add(std::string fqn, Tensor made) {
 
 Status CheckpointViewBuilder::keep(std::string fqn, const std::string& stored) {
   BCP_ASSIGN_OR_RETURN(const format::Item* item, find(stored));
-  added_.push_back({*item, {}});
+  added_.push_back({*item, {}, false});
   added_.back().item.fqn = std::move(fqn);
   return Status::ok();
 }
@@ -203,6 +220,7 @@ base::Result<std::shared_ptr<const CheckpointView>> CheckpointViewBuilder::finis
   for (Added& added : added_) {
     out.manifest.items.push_back(std::move(added.item));
     out.record_views.push_back(std::move(added.views));
+    out.is_padded.push_back(added.is_padded);
   }
   added_.clear();
   return std::shared_ptr<const CheckpointView>(std::move(made));

@@ -60,7 +60,11 @@ struct CheckpointView {
   format::Manifest manifest;
   /// For each item one per chunk; nothing for an item whose chunks are those that are stored.
   std::vector<std::vector<RecordView>> record_views;
+  /// For each item whether elements that are in no chunk are padding: zero where they are read without a state, left as
+  /// they are in a state.
+  std::vector<bool> is_padded;
 
+  bool pads(const format::Item& item) const { return is_padded[static_cast<size_t>(&item - manifest.items.data())]; }
   /// Returns how a chunk of an item lies in its record; null if it is all of it.
   const RecordView* find(const format::Item& item, size_t chunk) const {
     const std::vector<RecordView>& views = record_views[static_cast<size_t>(&item - manifest.items.data())];
@@ -76,6 +80,7 @@ class CheckpointViewBuilder {
   struct Tensor {
     tensor::TensorInfo info;  // without sizes
     bool is_partial = false;
+    bool is_padded = false;  // some elements are stored nowhere, and are zero
     planner::TensorView view;
   };
 
@@ -86,6 +91,9 @@ class CheckpointViewBuilder {
   /// Joins tensors; see `planner::concatenate` and `planner::stack`. \returns kInvalidArgument, also for different
   /// dtypes.
   static base::Result<Tensor> joined(const std::vector<Tensor>& parts, size_t dim, bool is_stack);
+  /// Returns a tensor of which one dim is longer; see `planner::pad`. \returns kInvalidArgument also for a tensor of
+  /// which elements are in no chunk: nothing would tell them from padding.
+  static base::Result<Tensor> padded(const Tensor& tensor, size_t dim, int64_t size);
   /// Returns the tensor of the values of a quantized one.
   ///
   /// \param codes   A small float, or, if `is_packed`, bytes that hold two codes of float4_e2m1fn each, the one in the
@@ -114,6 +122,7 @@ class CheckpointViewBuilder {
   struct Added {
     format::Item item;
     std::vector<RecordView> views;
+    bool is_padded = false;
   };
 
   base::Result<const format::Item*> find(const std::string& fqn) const;

@@ -76,6 +76,7 @@ void describe_view(const CheckpointView& view, const std::function<void(std::str
   for (size_t i = 0; i < items.size(); ++i) {
     base::ByteWriter out;
     Describer(&out).item(items[i], view.record_views[i]);
+    out.u8(view.is_padded[i] ? 1 : 0);
     sink(out.bytes());
   }
 }

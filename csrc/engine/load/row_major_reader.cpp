@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/load/row_major_reader.h"
 
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -31,7 +32,9 @@ Status RowMajorReader::locate(const std::vector<std::string>& fqns) {
     if (tensor.item == nullptr || !tensor.item->is_tensor) {
       return refuse_key(Code::kInvalidArgument, fqn, "the checkpoint has no such tensor");
     }
-    if (coverage.has_gap(*tensor.item)) {
+    tensor.is_padded = view_ != nullptr && view_->pads(*tensor.item);
+    if (tensor.is_padded) tensor.dtype = tensor.item->tensor.dtype;  // perhaps all of it is padding
+    if (!tensor.is_padded && coverage.has_gap(*tensor.item)) {
       return refuse_key(Code::kInvalidArgument, fqn, "some of its elements are in no chunk");
     }
     if (!tensor::checked_numel(tensor.item->tensor.sizes, &tensor.numel)) {
@@ -71,6 +74,7 @@ Status RowMajorReader::want(size_t tensor, int64_t first, int64_t last, uint8_t*
                        tensor::boxes_of_flat_range(item.tensor.sizes, first, last));
   if (boxes.empty()) return Status::ok();
   const int64_t itemsize = tensor::find_dtype(from.dtype)->itemsize_bytes;
+  if (from.is_padded) std::memset(to, 0, static_cast<size_t>((last - first) * itemsize));
   for (const tensor::Box& box : boxes) {
     tensor::StridedView memory{to, from.dtype, box.sizes, tensor::row_major_strides(box.sizes)};
     for (int64_t& stride : memory.strides_bytes) stride *= itemsize;

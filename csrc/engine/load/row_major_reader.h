@@ -63,6 +63,7 @@ class RowMajorReader {
     std::vector<TensorPlace> places;  // of each chunk
     int64_t numel = 0;
     tensor::DType dtype = tensor::DType::kNone;
+    bool is_padded = false;  // what is in no chunk is zero
   };
 
   const std::string directory_;

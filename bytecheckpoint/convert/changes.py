@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What computes the elements that a conversion writes from those of several checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import ConfigError, KeyMismatchError, ShapeMismatchError
+from bytecheckpoint.listing import listed
+from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.native import _core
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FLOATS", "Average", "Change", "shapes_of"]
+
+# In which elements of each dtype are computed: those of 64 bits as they are.
+FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
+
+
+class Change(Protocol):
+    """Computes elements. It travels to the processes that write files."""
+
+    def prepare(self, wanted: _core.Checkpoint, spec: LoadSpec | None, config: Config) -> None:
+        """Finds out which tensors it computes, and opens what it needs for that.
+
+        Args:
+            wanted: What is converted.
+            spec: How it was made of the source.
+            config: Settings.
+
+        Raises:
+            CheckpointError: What it needs cannot be read.
+            KeyMismatchError: It does not fit the names of ``wanted``.
+            ShapeMismatchError: It does not fit their shapes.
+        """
+
+    @property
+    def names(self) -> Collection[str]:
+        """The tensors that it computes."""
+
+    def compute(self, name: str, first: int, elements: torch.Tensor) -> torch.Tensor:
+        """Returns the elements that take the place of others.
+
+        Args:
+            name: Name of the tensor.
+            first: Number of the first element, in row-major order.
+            elements: The elements of the source, with one dim, in their dtype.
+        """
+
+    def identity(self) -> bytes:
+        """Returns what tells it from every other change: a conversion goes on only with the same one."""
+
+
+class Average:
+    """Adds up tensors of several checkpoints, each with its weight, in float32; those of float64 in float64.
+
+    All have the same names and shapes. Tensors of integers must be equal; objects are those of the first checkpoint.
+
+    Args:
+        places: The other checkpoints.
+        weights: One for each checkpoint, that of the source first.
+    """
+
+    def __init__(self, places: Sequence[str], weights: Sequence[float] | None) -> None:
+        num = 1 + len(places)
+        if weights is not None and (len(weights) != num or not all(map(math.isfinite, weights))):
+            raise ConfigError(f"weights={[*weights]}: must be {num} finite numbers, that of the source first")
+        self._places = tuple(places)
+        self._weights = tuple(weights) if weights is not None else (1 / num,) * num
+        self._saves: tuple[str, ...] = ()  # identities; none before the first `prepare`
+        self._dtypes: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._others: list[Any] = []
+
+    @property
+    def names(self) -> Collection[str]:
+        """See ``Change``."""
+        return self._dtypes.keys()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_others": []}  # each process opens them for itself
+
+    def prepare(self, wanted: _core.Checkpoint, spec: LoadSpec | None, config: Config) -> None:
+        """See ``Change``."""
+        from bytecheckpoint.convert.source import Source, identity_of
+
+        shapes = shapes_of(wanted)
+        saves = []
+        self._others = []
+        for place in self._places:
+            source = Source(place, spec, config)
+            opened = source.open()
+            saves.append(identity_of(opened))
+            _compare(place, shapes, shapes_of(opened.wanted))
+            self._others.append(_reader(opened.wanted, [*shapes], place, config))
+        if self._saves and self._saves != (*saves,):
+            raise ConfigError(f"convert: another save has replaced one of {[*self._places]} meanwhile; begin anew")
+        self._saves = (*saves,)
+        self._dtypes = {name: dtype for name, (dtype, _) in shapes.items()}
+        self._numbers = {name: number for number, name in enumerate(shapes)}
+
+    def identity(self) -> bytes:
+        """See ``Change``."""
+        return repr((self._places, self._weights, self._saves)).encode()
+
+    def compute(self, name: str, first: int, elements: torch.Tensor) -> torch.Tensor:
+        """See ``Change``."""
+        import torch
+
+        dtype = self._dtypes[name]
+        within = getattr(torch, FLOATS[dtype]) if dtype in FLOATS else None
+        total = elements if within is None else elements.to(within) * self._weights[0]
+        for place, other, weight in zip(self._places, self._others, self._weights[1:], strict=True):
+            read = self._read(other, name, first, elements.numel())
+            if within is not None:
+                total.add_(read.to(within), alpha=weight)
+            elif not torch.equal(read, elements):
+                raise ConfigError(
+                    f"convert: '{name}' is {dtype}, which has no average, and differs in {place}: leave it out "
+                    "(exclude)"
+                )
+        return total
+
+    def _read(self, reader: Any, name: str, first: int, count: int) -> torch.Tensor:
+        import torch
+
+        number = self._numbers[name]
+        dtype, itemsize = reader.dtypes[number]
+        memory = torch.empty(count * itemsize, dtype=torch.uint8, device="cpu")
+        reader.read([(number, first, first + count, 0)], memory.numpy().data)
+        return memory.view(getattr(torch, dtype))
+
+
+def shapes_of(checkpoint: _core.Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Returns dtype and shape of all tensors of plain elements, by name."""
+    return {
+        name: (dtype, tuple(shape))
+        for name, dtype, shape, itemsize, *_ in checkpoint.contents()
+        if dtype is not None and itemsize
+    }
+
+
+def _compare(place: str, wanted: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint of other tensors.
+
+    Raises:
+        KeyMismatchError: It has others.
+        ShapeMismatchError: One has another shape, or one of both is of integers.
+    """
+    missing, more = [name for name in wanted if name not in there], [name for name in there if name not in wanted]
+    if missing or more:
+        lacks = [f"it lacks {listed(missing, 5)}"] if missing else []
+        has = [f"it has {listed(more, 5)}, which the source lacks"] if more else []
+        raise KeyMismatchError(f"convert: no average with {place}: {'; '.join(lacks + has)}", place)
+    wrong = [
+        f"'{name}' is {dtype} {[*shape]}, but there {there[name][0]} {[*there[name][1]]}"
+        for name, (dtype, shape) in wanted.items()
+        if there[name][1] != shape or (there[name][0] != dtype and not {dtype, there[name][0]} <= {*FLOATS})
+    ]
+    if wrong:
+        raise ShapeMismatchError(f"convert: no average with {place}: {listed(wrong, 5)}", place)
+
+
+def _reader(checkpoint: _core.Checkpoint, names: Sequence[str], place: str, config: Config) -> Any:
+    return _core.RowMajorReader(
+        checkpoint,
+        names,
+        directory=place,
+        rank=None,
+        direct_io=config.direct_io,
+        verify=config.verify,
+        num_io_threads=config.io_threads,
+        ring_bytes=config.ring_bytes,
+        io_timeout_s=config.io_timeout_s,
+    )
