@@ -65,7 +65,7 @@ class Background:
     def _remove_all(self) -> None:
         going, self._going = self._going, []
         for path in going:
-            if path != self._committed and not self._remove(path):
+            if not self._remove(path):
                 _logger.warning("%s is not removed", path)
 
     def _remove(self, path: str) -> bool:

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from bytecheckpoint.checkpoint.retention import Retention
 from bytecheckpoint.checkpoint.steps import scan_steps
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, UnsupportedError
+from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.integrations._needs import default_group, plain_optimizer, require_for_import
 from bytecheckpoint.probes.of_integrations import TRANSFORMERS
 from bytecheckpoint.report import SaveReport
@@ -195,15 +195,18 @@ class CheckpointCallback(TrainerCallback):
         loaded, of_rank = _state_of(of_trainer), {"rng": get_rng_state()}
         try:
             load_state_dict(path, loaded, per_rank=of_rank, config=self._config)
-        except CheckpointNotFoundError as error:
+        except (CheckpointNotFoundError, KeyMismatchError) as error:  # on all ranks, before anything was loaded
+            if Path(path, ".metadata").exists():
+                raise
             if Path(path, _OF_TRAINER).exists():
                 _logger.info("%s is a checkpoint of Trainer's own, which has loaded it", path)
                 return
-            error.add_note(
-                "CheckpointCallback: pass checkpoints.latest(output_dir) as train(resume_from_checkpoint=...). For a "
-                "checkpoint in another folder, set resume_from, too"
-            )
-            raise
+            raise CheckpointNotFoundError(
+                f"CheckpointCallback: {path} has no complete checkpoint, only what Trainer itself wrote: pass "
+                "checkpoints.latest(output_dir) as train(resume_from_checkpoint=...). For a checkpoint in another "
+                "folder, set resume_from, too",
+                path,
+            ) from error
         set_state_dict(
             of_trainer["model"],
             plain_optimizer(of_trainer["optimizer"]),
