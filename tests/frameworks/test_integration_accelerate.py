@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("ranks_that_have_it", "all_is_saved")
 @pytest.fixture(scope="module")
 def ranks_that_have_it() -> Iterator[None]:
     """Forks the module's ranks from a process that has imported the framework, because that takes seconds."""
-    with forked_with("accelerate"):
+    with forked_with("accelerate", "torch._dynamo", "torchdata.stateful_dataloader"):
         yield
 
 
