@@ -72,7 +72,8 @@ class Background:
         """Removes a checkpoint, its commit mark first. What cannot be removed is logged, and stays."""
         if not Path(path).exists():
             return True
-        folder, kept = look_at_step(0, path), None if self._committed is None else look_at_step(1, self._committed)
+        folder = look_at_step(0, path)
+        kept = None if self._committed in (None, path) else look_at_step(1, self._committed or "")
         pinned = pins_of([path])
         if folder is None or pinned:
             _logger.info("%s stays: %s", path, pinned.get(path, "it has gone"))

@@ -184,7 +184,8 @@ class BcpModelParallelStrategy(ModelParallelStrategy):
         self._background.wait()
         path = Path(self.broadcast(os.fspath(checkpoint_path)))
         if path.is_file() or (path / _THEIRS).is_file():
-            others: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+            given = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 has no such argument
+            others: dict[str, Any] = super().load_checkpoint(checkpoint_path, **given)
             return others
         module, of_rank = self.lightning_module, {"rng": get_rng_state()}
         assert module is not None and self.model is not None  # noqa: PT018
