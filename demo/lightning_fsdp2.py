@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch Lightning's ModelParallelStrategy with our checkpoints, on two CPU ranks.
+"""PyTorch Lightning with our checkpoints, on two CPU ranks.
 
-Lightning saves and loads sharded models with ``dcp.save(state, checkpoint_id=...)`` and ``dcp.load``, so one call of
-``bytecheckpoint.register()`` is enough. A second Trainer resumes after the first epoch, and at the end both have the
-same weights and optimizer, bit for bit. Needs ``pip install lightning``.
+``BcpModelParallelStrategy`` is Lightning's strategy for FSDP2, with saves in the background. A second Trainer resumes
+after the first epoch, and at the end both have the same weights and optimizer, bit for bit. Needs
+``pip install lightning``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import lightning
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 from training.comparison import compare
@@ -25,6 +24,7 @@ from training.job import local_shards
 from training.two_ranks import on_two_ranks
 
 import bytecheckpoint
+from bytecheckpoint.integrations.lightning import BcpModelParallelStrategy
 
 EPOCHS = 2
 
@@ -55,7 +55,7 @@ def train(folder: Path, seed: int, resume_from: Path | None = None) -> dict[str,
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+        strategy=BcpModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
         max_epochs=EPOCHS,
         callbacks=[ModelCheckpoint(folder, save_top_k=-1)],
         logger=False,
@@ -70,7 +70,6 @@ def train(folder: Path, seed: int, resume_from: Path | None = None) -> dict[str,
 def main(folder: Path) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    bytecheckpoint.register()
     whole = train(folder / "whole", seed=0)
     # The other weights make sure that values that are equal at the end came from the checkpoint.
     resumed = train(folder / "resumed", seed=1, resume_from=folder / "whole" / "epoch=0-step=4.ckpt")

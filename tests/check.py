@@ -57,6 +57,7 @@ OF_FOLDER = {
     ),
     "distributed": ("distributed/test_groups.py", "distributed/test_peers.py", "distributed/test_in_step.py"),
     "findings": ("unit/test_findings.py",),
+    "integrations": ("frameworks/test_integration_imports.py", "frameworks/test_integration_accelerate.py"),
     "journal": ("unit/test_journal.py", "unit/test_observers.py", "unit/test_failed_saves.py"),
     "load_spec": ("unit/test_load_spec.py", "unit/test_patterns.py"),
     "observability": ("unit/test_cli_report.py", "unit/test_report_page.py", "unit/test_exporters.py"),

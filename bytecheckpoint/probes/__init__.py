@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the package relies on in torch, torchtitan and OLMo-core. Each item is stated once, and checked before use."""
+"""What the package relies on in torch and in frameworks. Each item is stated once, and checked before use."""

@@ -39,6 +39,9 @@ TESTED = {
     "torch": ("torch", "2.10", "2.15"),
     "torchtitan": ("torchtitan", "0.3.0", "0.3.0"),
     "olmo_core": ("ai2-olmo-core", "3.0", "3.0"),
+    "transformers": ("transformers", "5.0", "5.24"),
+    "accelerate": ("accelerate", "1.15", "1.15"),
+    "lightning": ("lightning", "2.6", "2.6"),
 }
 
 

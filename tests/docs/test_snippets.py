@@ -17,8 +17,11 @@ from support.ending_ranks import EndingRanks, run_script
 LIMIT_S = 150.0
 # By the package that a snippet may need: what the skip says without it.
 NOT_TESTED = {
+    "accelerate": "accelerate is not installed: ITS SNIPPET IS NOT TESTED",
+    "lightning": "lightning is not installed: ITS SNIPPET IS NOT TESTED",
     "olmo_core": "OLMo-core is not installed: pip install ai2-olmo-core==3.0.0",
     "torchtitan": "torchtitan is not installed: ITS SNIPPET IS NOT TESTED",
+    "transformers": "transformers is not installed: ITS SNIPPET IS NOT TESTED",
 }
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from bytecheckpoint.probes.of_integrations import INTEGRATION_FEATURES
 from bytecheckpoint.probes.of_olmo import OLMO_FEATURES
 from bytecheckpoint.probes.of_torch import TORCH_FEATURES
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_FEATURES
@@ -70,7 +71,7 @@ def foreign_names() -> dict[str, str]:
 def test_every_private_name_stands_in_a_probe() -> None:
     used = foreign_names()
     assert len(used) > 30, "the package is not where this test looks"
-    all_features = (*TORCH_FEATURES, *TORCHTITAN_FEATURES, *OLMO_FEATURES)
+    all_features = (*TORCH_FEATURES, *TORCHTITAN_FEATURES, *OLMO_FEATURES, *INTEGRATION_FEATURES)
     missing = {name: place for name, place in used.items() if name not in declared(*all_features)}
     assert not missing, f"no probe says what these are for: {missing}"
 
