@@ -17,7 +17,6 @@ import bytecheckpoint
 from bytecheckpoint.cli.options import checked_path, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
 from bytecheckpoint.native import REBUILD, extension, other_package, torch_mismatch
-from bytecheckpoint.probes.of_integrations import INTEGRATION_FEATURES
 from bytecheckpoint.probes.of_olmo import OLMO_FEATURES
 from bytecheckpoint.probes.of_torch import TORCH_FEATURES
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_FEATURES
@@ -37,7 +36,7 @@ _BROKEN = "broken"
 def command(ctx: click.Context, path: str | None, as_json: bool) -> None:
     """Says what works here, what does not, and what to do about it.
 
-    It shows versions; what each feature relies on in torch and in frameworks, and whether that holds; what
+    It shows versions; what each feature relies on in torch, torchtitan and OLMo-core, and whether that holds; what
     matters of the machine: checksums, memory, huge pages, GPU; and what matters of PATH, where checkpoints are to go:
     the file system, O_DIRECT, locks; or of a URL: the server, which conditions of requests it obeys, and whether it
     notices a body that was damaged on its way. It writes only a file without a name in PATH, which disappears at once;
@@ -153,8 +152,6 @@ def _features() -> Iterator[dict[str, Any]]:
         features += TORCHTITAN_FEATURES
     if features and find_spec("olmo_core") is not None:
         features += OLMO_FEATURES
-    if features:
-        features += [each for each in INTEGRATION_FEATURES if all(map(find_spec, each.packages()))]
     for feature in features:
         faults = dict(feature.faults())
         probes = [
