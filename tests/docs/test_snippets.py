@@ -18,6 +18,7 @@ LIMIT_S = 150.0
 # By the package that a snippet may need: what the skip says without it.
 NOT_TESTED = {
     "olmo_core": "OLMo-core is not installed: pip install ai2-olmo-core==3.0.0",
+    "torchsnapshot": "torchsnapshot is not installed: pip install torchsnapshot-nightly==2024.7.26",
     "torchtitan": "torchtitan is not installed: ITS SNIPPET IS NOT TESTED",
 }
 
