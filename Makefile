@@ -19,7 +19,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks docs setup.py
 
-.PHONY: help demo test check ground environment compat torture fuzz bench bench-all gpu-wheels gpu-rehearsal docs wheel lint tidy format sanitize sanitize-python run_asan run_tsan build clean
+.PHONY: help demo test check ground environment compat torture fuzz bench bench-all gpu-wheels gpu-rehearsal docs wheel wheels sdist lint tidy format sanitize sanitize-python run_asan run_tsan build clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -79,6 +79,14 @@ wheel: $(VENV)/.built $(VENV)/.wheel  ## a wheel for this Python and this torch,
 	  $(addprefix --exclude=,libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch_cuda.so libtorch_python.so) \
 	  build/plain_wheel/*.whl
 	$(BIN)/python tests/packaging/try_wheel.py build/wheels/*.whl
+
+# One environment after the other, each removed before the next; never more than 12 GB of disk.
+WHEELS ?= $(foreach torch,2.13.0 2.14.1 2.15.0,$(foreach python,3.11 3.12 3.13,$(torch)-python$(python)))
+wheels:  ## the files of a release, to build/release: sdist, and wheels for each of WHEELS; goes on if interrupted
+	JOBS=$(JOBS) $(PYTHON) tests/packaging/make_wheels.py $(WHEELS)
+
+sdist: $(DEPENDENCIES)  ## the sources of the commit as a package, to build/sdist; installed from it, and tried
+	MAX_JOBS=$(JOBS) $(BIN)/python tests/packaging/make_sdist.py $(or $(CHECKOUT),.) $(or $(COMMIT),HEAD) build/sdist
 
 torture: $(VENV)/.built $(VENV)/.test $(VENV)/.optimizers build/objects/.testing build/failpoints/.built  ## all tests, those of hours too: every fault at every point
 	BCP_LONG=1 $(PYTEST) $(PYTEST_ARGS)

@@ -20,6 +20,7 @@ NOT_TESTED = {
     "accelerate": "accelerate is not installed: ITS SNIPPET IS NOT TESTED",
     "lightning": "lightning is not installed: ITS SNIPPET IS NOT TESTED",
     "olmo_core": "OLMo-core is not installed: pip install ai2-olmo-core==3.0.0",
+    "torchsnapshot": "torchsnapshot is not installed: pip install torchsnapshot-nightly==2024.7.26",
     "torchtitan": "torchtitan is not installed: ITS SNIPPET IS NOT TESTED",
     "transformers": "transformers is not installed: ITS SNIPPET IS NOT TESTED",
 }

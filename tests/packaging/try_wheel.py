@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tries a wheel like a user who has torch and no compiler: ``python tests/packaging/try_wheel.py WHEEL``.
 
+With ``--refused`` before WHEEL, it is one for another torch than there is, and its error must say so.
+
 It installs the wheel into a new virtual environment, which takes torch and the other dependencies from the environment
 that runs this script, but not the package.
 """
@@ -16,21 +18,41 @@ import venv
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-
-TRAIN_AND_RESUME = """
+SAVE_AND_LOAD = """
 import pathlib, sys
 import torch, torch.distributed.checkpoint as dcp
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpWriter
 
 assert pathlib.Path(bytecheckpoint.__file__).is_relative_to(sys.prefix), bytecheckpoint.__file__
-saved = {"weights": torch.randn(300, 200), "step": 7}
+saved = {"weights": torch.arange(60000.0).reshape(300, 200), "step": 7}
 dcp.save(saved, storage_writer=BcpWriter("checkpoint"))
-for reader in (BcpReader("checkpoint"), dcp.FileSystemReader("checkpoint")):
-    got = {"weights": torch.zeros(300, 200), "step": 0}
-    dcp.load(got, storage_reader=reader)
-    assert torch.equal(got["weights"], saved["weights"]) and got["step"] == 7, (reader, got)
+got = {"weights": torch.zeros(300, 200), "step": 0}
+dcp.load(got, storage_reader=BcpReader("checkpoint"))
+assert torch.equal(got["weights"], saved["weights"]) and got["step"] == 7, got
+"""
+# In a process that cannot import the package.
+READ_BY_STOCK_DCP = """
+import sys
+sys.modules["bytecheckpoint"] = None
+import torch, torch.distributed.checkpoint as dcp
+
+got = {"weights": torch.zeros(300, 200), "step": 0}
+dcp.load(got, checkpoint_id="checkpoint")
+assert torch.equal(got["weights"], torch.arange(60000.0).reshape(300, 200)) and got["step"] == 7, got
+"""
+REFUSED = """
+import sys
+import torch, bytecheckpoint
+
+installed = torch.__version__.partition("+")[0]
+try:
+    bytecheckpoint.BcpWriter("checkpoint")
+except ImportError as error:
+    for said in (f"it was built for torch {sys.argv[1]}", f"and torch {installed}", "build it again"):
+        assert said in str(error), error
+else:
+    raise SystemExit("a wheel for another torch was not refused")
 """
 
 
@@ -50,27 +72,59 @@ def check_names(wheel: Path) -> None:
     assert not unwanted, f"{wheel.name} has {unwanted}"
 
 
-def try_wheel(wheel: Path, directory: Path) -> None:
-    home = directory / "venv"
+def torch_of(wheel: Path) -> str:
+    """Returns the minor version of torch that the label of a wheel names, after a look into what it requires."""
+    built = wheel.name.split("-")[1].partition("+torch")[2]
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(metadata).decode().splitlines()
+    assert f"Requires-Dist: torch=={built}.*" in lines, (wheel.name, lines)
+    return built
+
+
+def borrow(home: Path) -> Path:
+    """Makes an environment that has the packages of this one, but not those that are editable; returns its Python."""
     venv.create(home, symlinks=True)
-    python = home / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
-    subprocess.run([*pip, "install", "-q", "--no-deps", str(wheel)], check=True)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
     # Python does not follow the .pth files in that folder, so the editable package there stays out.
     (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CC", "CXX")}
-    environment["PATH"] = str(home / "bin")  # neither a compiler nor nvcc
-    for command in ([str(python), "-c", TRAIN_AND_RESUME], ["bcp", "verify", "checkpoint"], ["bcp", "doctor"]):
+    return home / "bin" / "python"
+
+
+def install(python: Path, package: Path, environment: dict[str, str] | None = None) -> None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+    options = ["-q", "--no-deps", "--no-build-isolation", "--ignore-installed"]
+    subprocess.run([*pip, "install", *options, str(package)], check=True, env=environment)
+
+
+def run(python: Path, directory: Path, *commands: list[str]) -> None:
+    """Runs commands in ``directory``, where neither a compiler nor nvcc is."""
+    without = ("PYTHONPATH", "CUDA_HOME", "CUDA_PATH")
+    environment = {name: value for name, value in os.environ.items() if name not in without}
+    environment |= {"PATH": str(python.parent), "CC": "/bin/false", "CXX": "/bin/false"}
+    for command in commands:
         subprocess.run(command, cwd=directory, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
+def save_and_load(python: Path, directory: Path) -> None:
+    scripts = [[str(python), "-c", script] for script in (SAVE_AND_LOAD, READ_BY_STOCK_DCP)]
+    run(python, directory, *scripts, ["bcp", "verify", "checkpoint"], ["bcp", "doctor"])
+
+
 def main() -> None:
-    (wheel,) = (Path(name).resolve() for name in sys.argv[1:])
+    *options, name = sys.argv[1:]
+    wheel = Path(name).resolve()
     check_names(wheel)
+    built = torch_of(wheel)
     with tempfile.TemporaryDirectory() as directory:
-        try_wheel(wheel, Path(directory))
-    print(f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.1f} MB; installed, saved, loaded, verified")
+        python = borrow(Path(directory) / "venv")
+        install(python, wheel)
+        if options == ["--refused"]:
+            run(python, Path(directory), [str(python), "-c", REFUSED, built])
+            print(f"{wheel.name}: refused with another torch, and says why")
+        else:
+            save_and_load(python, Path(directory))
+            print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB; installed, saved, loaded, verified")
 
 
 if __name__ == "__main__":
