@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.convert.changes import FLOATS, shapes_of
+from bytecheckpoint.convert.change import FLOATS, shapes_of
 from bytecheckpoint.errors import ConfigError, KeyMismatchError, ShapeMismatchError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.convert.adapter import Adapter
-from bytecheckpoint.convert.changes import Average, Change
+from bytecheckpoint.convert.average import Average
+from bytecheckpoint.convert.change import Change
 from bytecheckpoint.convert.dcp_target import DcpTarget
 from bytecheckpoint.convert.destination import Conversion, Destination, bytes_of
 from bytecheckpoint.convert.hf_config import HfConfig, hf_config_of, missing_config

@@ -10,7 +10,7 @@ from typing import Any
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents import opening as contents
-from bytecheckpoint.convert.changes import Change
+from bytecheckpoint.convert.change import Change
 from bytecheckpoint.errors import CheckpointChangedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.native import _core

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What computes the elements that a conversion writes from those of several checkpoints."""
+"""The average of several checkpoints, computed while it is written."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint.config import Config
+from bytecheckpoint.convert.change import FLOATS, shapes_of
+from bytecheckpoint.convert.source import Source, identity_of
 from bytecheckpoint.errors import ConfigError, KeyMismatchError, ShapeMismatchError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
@@ -16,44 +18,7 @@ from bytecheckpoint.native import _core
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FLOATS", "Average", "Change", "shapes_of"]
-
-# In which elements of each dtype are computed: those of 64 bits as they are.
-FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
-
-
-class Change(Protocol):
-    """Computes elements. It travels to the processes that write files."""
-
-    def prepare(self, wanted: _core.Checkpoint, spec: LoadSpec | None, config: Config) -> None:
-        """Finds out which tensors it computes, and opens what it needs for that.
-
-        Args:
-            wanted: What is converted.
-            spec: How it was made of the source.
-            config: Settings.
-
-        Raises:
-            CheckpointError: What it needs cannot be read.
-            KeyMismatchError: It does not fit the names of ``wanted``.
-            ShapeMismatchError: It does not fit their shapes.
-        """
-
-    @property
-    def names(self) -> Collection[str]:
-        """The tensors that it computes."""
-
-    def compute(self, name: str, first: int, elements: torch.Tensor) -> torch.Tensor:
-        """Returns the elements that take the place of others.
-
-        Args:
-            name: Name of the tensor.
-            first: Number of the first element, in row-major order.
-            elements: The elements of the source, with one dim, in their dtype.
-        """
-
-    def identity(self) -> bytes:
-        """Returns what tells it from every other change: a conversion goes on only with the same one."""
+__all__ = ["Average"]
 
 
 class Average:
@@ -87,8 +52,6 @@ class Average:
 
     def prepare(self, wanted: _core.Checkpoint, spec: LoadSpec | None, config: Config) -> None:
         """See ``Change``."""
-        from bytecheckpoint.convert.source import Source, identity_of
-
         shapes = shapes_of(wanted)
         saves = []
         self._others = []
@@ -134,15 +97,6 @@ class Average:
         memory = torch.empty(count * itemsize, dtype=torch.uint8, device="cpu")
         reader.read([(number, first, first + count, 0)], memory.numpy().data)
         return memory.view(getattr(torch, dtype))
-
-
-def shapes_of(checkpoint: _core.Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns dtype and shape of all tensors of plain elements, by name."""
-    return {
-        name: (dtype, tuple(shape))
-        for name, dtype, shape, itemsize, *_ in checkpoint.contents()
-        if dtype is not None and itemsize
-    }
 
 
 def _compare(place: str, wanted: Mapping[str, Any], there: Mapping[str, Any]) -> None:
