@@ -133,7 +133,7 @@ def command(
       bcp convert run/global_step_100 files --to torch
       bcp convert ckpt renamed --to bcp --rename 'h.{i}.attn=layers.{i}.attention' --rename wte=embed
       bcp convert base-hf merged --adapter run/adapter --dtype bfloat16
-      bcp convert run/step_100 mean --average run/step_200 --average run/step_300
+      bcp convert run/step_100 mean --model-only --average run/step_200 --average run/step_300
       bcp convert model-hf ckpt --to bcp
       bcp convert s3://bucket/model-hf s3://bucket/ckpt --to bcp
       torchrun --nproc-per-node 8 -m bytecheckpoint convert ckpt model-hf
@@ -150,6 +150,7 @@ def command(
         raise Failure("--optimizer-only, --untie: only for a step that bytecheckpoint.save saved, with --to torch")
     if model_only:
         source, spec = model_of(source, Config.from_env())
+        options["average"] = [model_of(each, Config.from_env())[0] for each in options["average"]]
     _convert(source, target, spec, **options)
 
 

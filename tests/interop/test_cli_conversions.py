@@ -65,6 +65,26 @@ def test_the_model_alone(tmp_path: Path, save: Any) -> None:
     assert_is(tmp_path / "hf/model.safetensors", model)
 
 
+@pytest.mark.parametrize("save", [save_in_parts, save_under_one_key])
+def test_average_of_models(tmp_path: Path, save: Any) -> None:
+    """--model-only says it of all checkpoints."""
+    models = [model_and_optimizer() for _ in range(2)]
+    for number, (model, optimizer) in enumerate(models):
+        save(tmp_path / f"{number}", model, optimizer)
+    result = run("convert", tmp_path / "0", tmp_path / "out", "--model-only", "--average", tmp_path / "1")
+    assert result.exit_code == 0, result.output
+    one, other = (model.state_dict() for model, _ in models)
+    got = load_file(tmp_path / "out/model.safetensors")
+    assert all(got[key].equal(value * 0.5 + other[key] * 0.5) for key, value in one.items())
+    weighted = ("--weights", "1,2", "--average", tmp_path / "1")
+    assert run("convert", tmp_path / "0", tmp_path / "sum", "--model-only", *weighted).exit_code == 0
+    for wrong in ("1", "1,x"):
+        assert (
+            run("convert", tmp_path / "0", tmp_path / "no", "--average", tmp_path / "1", "--weights", wrong).exit_code
+            == 2
+        )
+
+
 def test_a_checkpoint_without_a_model(tmp_path: Path) -> None:
     save_state_dict(tmp_path / "ckpt", {"optimizer": {"m": torch.ones(3)}}, no_dist=True)
     result = run("convert", tmp_path / "ckpt", tmp_path / "hf", "--model-only")
