@@ -303,7 +303,8 @@ class PerRankPlanner(BcpLoadPlanner):
         Raises:
             ConfigError: See ``with_per_rank``.
             KeyMismatchError: A key of ``into`` was not saved, and ``spec`` does not allow that; or a value belongs to
-                single ranks, of which there were others, and ``into`` has none that could stay.
+                single ranks, of which there were others, and ``into`` has none that could stay; or ranks have saved a
+                key by different policies.
         """
         assert metadata is not None, "set_up_planner was given no metadata"
         _check_per_rank(state_dict, self._into, MutableMapping)
@@ -330,7 +331,7 @@ class PerRankPlanner(BcpLoadPlanner):
 
     def _load_of(self, metadata: Metadata) -> RankStateLoad:
         stored: dict[str, StoredTensor | None] = {}
-        policy: dict[str, str] = {}
+        kinds: dict[str, set[str]] = {}
         sizes: set[int] = set()
         for key, dtype, shape, _, record_bytes, *_ in checkpoint_of(metadata).contents():
             if not key.startswith(f"{_KEY}."):
@@ -339,9 +340,17 @@ class PerRankPlanner(BcpLoadPlanner):
             found = _STORED.fullmatch(name)
             plain = name if found is None else f"rank_{int(found[2])}.{found[4]}"
             self._names[plain], stored[plain] = name, StoredTensor.of(dtype, shape, record_bytes)
+            kind = "replicated" if found is None else "own" if found[1] == "rank" else "sharded"
+            kinds.setdefault(name if found is None else found[4], set()).add(kind)
             if found is not None:
-                policy[found[4]] = "own" if found[1] == "rank" else "sharded"
                 sizes.add(int(found[3]))
+        twofold = next((key for key, of_key in kinds.items() if len(of_key) > 1), None)
+        if twofold is not None:
+            raise KeyMismatchError(
+                f"{_KEY}: ranks have saved {twofold!r} by different policies: {listed(sorted(kinds[twofold]))}; load "
+                f"without {_KEY}=, and save by one policy on all ranks; bytecheckpoint.read(path) has the value of each"
+            )
+        policy = {key: next(iter(of_key)) for key, of_key in kinds.items()}
         if len(sizes) > 1:
             raise CorruptCheckpointError(f"{_KEY}: its keys name {len(sizes)} numbers of ranks that saved them")
 

@@ -75,3 +75,20 @@ def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
     for said, _ in run_ranks(3, load, tmp_path / "ckpt", False):
         assert "per_rank: 'only_1', 'rng' was saved by each of 2 ranks as its own, but 3 ranks load" in said
         assert "per_rank_policy={key: 'replicated' or 'sharded'}" in said
+
+
+def save_by_policies(folder: Path, policies: tuple[str, str]) -> None:
+    mine = {"sampler": [dist.get_rank()] * 3}
+    save_state_dict(folder, {"w": torch.ones(2)}, per_rank=mine, per_rank_policy=policies[dist.get_rank()])
+
+
+@pytest.mark.parametrize("policies", [("own", "sharded"), ("replicated", "own"), ("sharded", "replicated")])
+def test_policies_that_differ_between_ranks(tmp_path: Path, policies: tuple[str, str]) -> None:
+    """Whoever loads would get a part of the values, or another rank's; nothing is put into ``per_rank``."""
+    run_ranks(2, save_by_policies, tmp_path, policies)
+    mine: dict[str, Any] = {"sampler": [-1]}
+    named = ", ".join(sorted(policies))
+    with pytest.raises(KeyMismatchError, match=f"'sampler' by different policies: {named}"):
+        load_state_dict(tmp_path, {"w": torch.zeros(2)}, per_rank=mine, no_dist=True)
+    assert mine == {"sampler": [-1]}
+    load_state_dict(tmp_path, {"w": torch.zeros(2)}, no_dist=True)
