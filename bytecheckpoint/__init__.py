@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from bytecheckpoint import _reference_names
 
 if TYPE_CHECKING:  # each name again as itself: so it is one of the package's own
+    from bytecheckpoint.checkpoint.copying import CopyReport as CopyReport
+    from bytecheckpoint.checkpoint.copying import copy_checkpoint as copy_checkpoint
     from bytecheckpoint.checkpoint.digests import Digest as Digest
     from bytecheckpoint.checkpoint.digests import digest as digest
     from bytecheckpoint.checkpoint.keeping import pin as pin
@@ -75,6 +77,7 @@ __version__ = "0.1.0"
 
 # The names of the package, by the module below it that has them. None is imported before somebody asks for it.
 _NAMES = {
+    "checkpoint.copying": "CopyReport copy_checkpoint",
     "checkpoint.digests": "Digest digest",
     "checkpoint.keeping": "pin unpin",
     "checkpoint.retention": "Retention RetentionReport",

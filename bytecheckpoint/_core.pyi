@@ -99,6 +99,19 @@ def copy_shard(
     computed: Collection[str],
     progress: Callable[[int], object] | None,
 ) -> bytes: ...
+def copy_files(
+    checkpoint: Checkpoint,
+    *,
+    source: str,
+    target: str,
+    direct_io: bool,
+    num_threads: int,
+    ring_bytes: int,
+    niceness: int,
+    bytes_per_s: int,
+    io_timeout_s: float,
+    progress: Callable[[int, int], object] | None,
+) -> int: ...
 def written_files(result: bytes) -> list[str]: ...
 def assemble_copy(
     checkpoint: Checkpoint,

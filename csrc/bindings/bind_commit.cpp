@@ -66,8 +66,8 @@ CommitHolder begin_commit(std::string directory, const std::string& save_id, eng
 
 py::dict commit(engine::Commit& self, const Checkpoint& checkpoint) {
   const format::Manifest& manifest = checkpoint.whole();
-  const engine::CommitReport report =
-      value_unlocked([&] { return self.commit(format::encode_metadata_file(manifest), manifest.files); });
+  const engine::CommitReport report = value_unlocked(
+      [&] { return self.commit(format::encode_metadata_file(manifest), manifest.files, manifest.save_id); });
   py::dict out;
   out["directory_synced"] = report.directory_synced;
   out["files_swept"] = report.files_swept;

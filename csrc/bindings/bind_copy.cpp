@@ -7,9 +7,11 @@
 
 #include "csrc/bridge/callbacks.h"
 #include "csrc/bridge/checkpoint.h"
+#include "csrc/bridge/gil.h"
 #include "csrc/bridge/tree_caster.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/commit/assemble.h"
+#include "csrc/engine/copy/copy_files.h"
 #include "csrc/engine/export/copy_shard.h"
 #include "csrc/engine/random_id.h"
 
@@ -89,6 +91,31 @@ std::vector<std::string> written_files(const py::bytes& result) {
   return names;
 }
 
+/// Returns the bytes that were copied.
+int64_t copy_files(const Checkpoint& checkpoint, std::string source, std::string target, bool direct_io,
+                   int num_threads, int64_t ring_bytes, int niceness, int64_t bytes_per_s, double io_timeout_s,
+                   const py::object& progress) {
+  const std::shared_ptr<const format::Manifest> manifest = checkpoint.shared_whole();
+  engine::CopyFilesOptions options{std::move(source), std::move(target), direct_io,   num_threads,
+                                   ring_bytes,        niceness,          bytes_per_s, io_timeout_s};
+  // An error that the callback or a signal handler raised stays set until the copy has returned.
+  bool raised = false;
+  const auto tell = [&](int64_t done, int64_t total) {
+    const WithGil locked;
+    raised = PyErr_CheckSignals() != 0;
+    if (!raised && !progress.is_none()) {
+      const py::object outcome = py::reinterpret_steal<py::object>(take_gil([&] {
+        return PyObject_CallFunction(progress.ptr(), "LL", static_cast<long long>(done), static_cast<long long>(total));
+      }));
+      raised = !outcome;
+    }
+    return !raised;
+  };
+  auto result = unlocked([&] { return engine::copy_files(options, *manifest, tell); });
+  if (raised) throw py::error_already_set();
+  return value_or_raise(std::move(result));
+}
+
 }  // namespace
 
 void bind_copy(py::module_& m) {
@@ -96,6 +123,9 @@ void bind_copy(py::module_& m) {
         py::arg("rank"), py::arg("plain"), py::arg("shard"), py::arg("num_bytes"), py::arg("direct_io"),
         py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"),
         py::arg("convert"), py::arg("computed"), py::arg("progress"));
+  m.def("copy_files", &copy_files, py::arg("checkpoint"), py::kw_only(), py::arg("source"), py::arg("target"),
+        py::arg("direct_io"), py::arg("num_threads"), py::arg("ring_bytes"), py::arg("niceness"),
+        py::arg("bytes_per_s"), py::arg("io_timeout_s"), py::arg("progress"));
   m.def("written_files", &written_files, py::arg("result"));
   m.def("assemble_copy", &assemble_copy, py::arg("checkpoint"), py::kw_only(), py::arg("shards"), py::arg("results"),
         py::arg("planner_data"), py::arg("checkpoint_id"), py::arg("user_metadata"));

@@ -90,7 +90,7 @@ struct PendingSave {
 
   std::string file_name() const { return manifest.files.at(0).name; }
   base::Result<engine::CommitReport> finish() {
-    return commit->commit(format::encode_metadata_file(manifest), manifest.files);
+    return commit->commit(format::encode_metadata_file(manifest), manifest.files, manifest.save_id);
   }
 };
 

@@ -78,7 +78,7 @@ SavedTensors save(const TempDir& dir, const StagedTensors& tensors, SaveOptions 
   const format::Manifest planned = test::planned(tensors.items, test::save_id_of(1));
   const format::Manifest manifest = test::value_of(assemble_manifest(planned, {result}));
   EXPECT_OK(commit->check_files(manifest.files));
-  EXPECT_OK(commit->commit(format::encode_metadata_file(manifest), manifest.files));
+  EXPECT_OK(commit->commit(format::encode_metadata_file(manifest), manifest.files, manifest.save_id));
   const auto totals = options.trace->lane("fill")->totals();
   return {test::value_of(open_checkpoint(dir.path(), {{}, /*check_pickle=*/true})),
           totals[static_cast<size_t>(Phase::kCopy)].bytes, totals[static_cast<size_t>(Phase::kChecksum)].bytes};

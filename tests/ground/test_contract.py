@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from storage.contract import READING, WRITING, Place
+from storage.contract import READING, WRITING
+from storage.places import Place
 from support.fork_server import ForkServer
 
 from ground.mounts import Ground, Machines

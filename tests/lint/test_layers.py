@@ -45,6 +45,7 @@ SUBFOLDERS = {
         "load": {"open"},
         "check": {"open", "commit"},
         "export": {"save", "load"},
+        "copy": {"open", "check"},
     },
 }
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)[ \t]*([<\"])([^>\"]+)[>\"]", re.MULTILINE)

@@ -10,7 +10,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 SUITES = {path.name for path in TESTS.iterdir() if path.is_dir()} - {"support"}
 # The inputs that fuzzing found are for everybody, and what every place must do is one list for stores and file systems.
-FOR_ALL = {"fuzz.corpus", "storage.contract"}
+FOR_ALL = {"fuzz.corpus", "storage.contract", "storage.places"}
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -12,7 +12,8 @@ from support.seaweedfs import SeaweedFS
 from support.web_site import Site
 
 from bytecheckpoint import Config
-from storage.contract import READING, WRITING, Place
+from storage.contract import READING, WRITING
+from storage.places import Place
 
 _numbers = itertools.count()
 _Case = Callable[[Place], None]

@@ -212,6 +212,12 @@ def prune(place: Place) -> None:
     assert [step.step for step in bcp.scan_steps(place.at)] == [3]
 
 
+def copy_checkpoint(place: Place) -> None:
+    assert bcp.copy_checkpoint(place.ready / "state", place.at / "copied").is_new
+    assert not bcp.copy_checkpoint(place.ready / "state", place.at / "copied").is_new
+    bcp.verify(place.at / "copied").raise_if_damaged()
+
+
 def scan_steps(place: Place) -> None:
     assert [step.step for step in bcp.scan_steps(place.run, deep=True) if step.is_complete] == [1, 2, 3]
 
@@ -301,6 +307,7 @@ CALLS = (
     PublicCall(("pin", "Retention", "unpin"), prune, is_collective=False, may_fail=False),
     PublicCall(("scan_steps",), scan_steps, is_collective=False),
     PublicCall(("verify",), verify, is_collective=False),
+    PublicCall(("copy_checkpoint",), copy_checkpoint, is_collective=False),
     PublicCall(("digest",), digest, is_collective=False),
     PublicCall(("merge", "scatter"), merge_and_scatter, is_collective=False, may_fail=False),
     PublicCall(("get_rng_state", "set_rng_state"), rng_state, is_collective=False, may_fail=False),
@@ -323,6 +330,7 @@ NO_CALLS = {
     **dict.fromkeys(
         (
             "CheckpointReport",
+            "CopyReport",
             "LoadReport",
             "LoadResult",
             "PlanReport",

@@ -224,8 +224,10 @@ Status Commit::check_right_slowly() {
   return is_local_ ? Status::ok() : look_again({});
 }
 
-base::Result<CommitReport> Commit::commit(std::string metadata_file, std::vector<format::FileEntry> files) {
+base::Result<CommitReport> Commit::commit(std::string metadata_file, std::vector<format::FileEntry> files,
+                                          const base::Id& save_id) {
   BCP_RETURN_IF_ERROR(refuse_in_forked_child("commit"));
+  committed_id_ = save_id;
   base::Result<CommitReport> outcome =
       within_deadline("commit", [this, metadata_file = std::move(metadata_file), files = std::move(files)] {
         return commit_slowly(metadata_file, files);
@@ -374,7 +376,7 @@ Status Commit::rename_over_metadata() {
     // A network file system may repeat the rename by itself, and find the name gone because the first attempt
     // succeeded.
     const auto current = open_checkpoint(options_.directory, {options_.scope});
-    if (current.is_ok() && current.value().save_id == options_.save_id) return Status::ok();
+    if (current.is_ok() && current.value().save_id == committed_id_) return Status::ok();
     return Status::make(Code::kSuperseded, text("rename(", from, "): a newer save took this one's right to commit"),
                         options_.directory, ENOENT);
   }

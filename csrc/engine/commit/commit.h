@@ -144,11 +144,13 @@ class Commit {
   /// Steps 9 to 12.
   /// \param metadata_file  All bytes of the new `.metadata`.
   /// \param files          The data files that it names: the sweep leaves them alone.
+  /// \param save_id        The id in it. It is that of `begin`, but for the copy of a checkpoint.
   /// \returns kSuperseded if another save took the right, this one gave it up, or the deadline passed. kExists if
   /// `overwrite` is false and a checkpoint appeared. kStorage. kDurabilityUnknown if the checkpoint is committed, but
   /// the directory could not be synced. If the storage did not answer to the rename itself, the message says that it is
   /// not known whether the save is committed.
-  base::Result<CommitReport> commit(std::string metadata_file, std::vector<format::FileEntry> files);
+  base::Result<CommitReport> commit(std::string metadata_file, std::vector<format::FileEntry> files,
+                                    const base::Id& save_id);
 
   /// Ends a failed save: removes the tmp, then this save's data files and the directories that it created, if they are
   /// empty.
@@ -223,6 +225,7 @@ class Commit {
   LockFile tmp_ BCP_GUARDED_BY(mutex_);
   std::vector<std::string> made_ BCP_GUARDED_BY(mutex_);  // directories that `begin` created
   bool rename_attempted_ BCP_GUARDED_BY(mutex_) = false;  // and nothing proves that it did not happen
+  base::Id committed_id_{};                               // that of the metadata which `commit` puts in place
   io::FileId directory_id_;
   bool is_local_ = false;                                    // nothing is shown late here
   std::optional<std::string> found_ BCP_GUARDED_BY(mutex_);  // identity of the mark in step 4, where that matters
