@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.checkpoint.copying import copy_checkpoint as copy_checkpoint
     from bytecheckpoint.checkpoint.digests import Digest as Digest
     from bytecheckpoint.checkpoint.digests import digest as digest
+    from bytecheckpoint.checkpoint.draining import DrainReport as DrainReport
+    from bytecheckpoint.checkpoint.draining import drain as drain
     from bytecheckpoint.checkpoint.keeping import pin as pin
     from bytecheckpoint.checkpoint.keeping import unpin as unpin
     from bytecheckpoint.checkpoint.retention import Retention as Retention
@@ -79,6 +81,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "checkpoint.copying": "CopyReport copy_checkpoint",
     "checkpoint.digests": "Digest digest",
+    "checkpoint.draining": "DrainReport drain",
     "checkpoint.keeping": "pin unpin",
     "checkpoint.retention": "Retention RetentionReport",
     "checkpoint.steps": "scan_steps",

@@ -183,6 +183,7 @@ class _Copy:
         except BaseException as error:
             with contextlib.suppress(CheckpointError):  # the first error is the one to tell
                 commit.abort(names, False)
+            del commit  # whoever keeps the error would keep its thread, too
             self._explain(error, report.save_ids[0])
             raise
         return replace(

@@ -218,6 +218,11 @@ def copy_checkpoint(place: Place) -> None:
     bcp.verify(place.at / "copied").raise_if_damaged()
 
 
+def drain(place: Place) -> None:
+    assert bcp.drain(place.run, place.at / "drained", most_waiting=9).drained
+    assert not bcp.drain(place.run, place.at / "drained", most_waiting=9).drained
+
+
 def scan_steps(place: Place) -> None:
     assert [step.step for step in bcp.scan_steps(place.run, deep=True) if step.is_complete] == [1, 2, 3]
 
@@ -308,6 +313,7 @@ CALLS = (
     PublicCall(("scan_steps",), scan_steps, is_collective=False),
     PublicCall(("verify",), verify, is_collective=False),
     PublicCall(("copy_checkpoint",), copy_checkpoint, is_collective=False),
+    PublicCall(("drain",), drain, is_collective=False),
     PublicCall(("digest",), digest, is_collective=False),
     PublicCall(("merge", "scatter"), merge_and_scatter, is_collective=False, may_fail=False),
     PublicCall(("get_rng_state", "set_rng_state"), rng_state, is_collective=False, may_fail=False),
@@ -331,6 +337,7 @@ NO_CALLS = {
         (
             "CheckpointReport",
             "CopyReport",
+            "DrainReport",
             "LoadReport",
             "LoadResult",
             "PlanReport",

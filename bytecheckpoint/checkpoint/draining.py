@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies the committed steps of a run from a near place to durable storage, behind the training."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from bytecheckpoint.checkpoint.commit_order import commit_order
+from bytecheckpoint.checkpoint.copying import copy_checkpoint
+from bytecheckpoint.checkpoint.keeping import pin, pins_of, unpin
+from bytecheckpoint.checkpoint.steps import look_at_step
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointError, ConfigError
+from bytecheckpoint.native import _core
+from bytecheckpoint.report.text import size_text
+from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.parts import parts_in
+from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of
+from bytecheckpoint.storage.step_folder import step_paths
+
+__all__ = ["DrainReport", "drain"]
+
+_logger = logging.getLogger("bytecheckpoint")
+
+# What a pin of ours says, by which a later drain knows one that a killed drain has left.
+_PIN = "is being drained"
+_PINNED = f"pinned: {_PIN}"
+
+
+@dataclass(kw_only=True)
+class DrainReport:
+    """What a drain did.
+
+    Attributes:
+        near: Folder of the run.
+        durable: Folder that it was drained to.
+        drained: Steps that were copied, by their folders there, in the order in which they were committed.
+        dropped: Folders of steps that were left out since newer ones waited.
+        failed: For each folder of a step that was not copied, the reason.
+        num_bytes: Bytes that were copied.
+        seconds: Seconds that it took.
+    """
+
+    near: str
+    durable: str
+    drained: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def summary(self) -> str:
+        """Returns one line for people."""
+        notes = [f"drained {len(self.drained)}"]
+        notes += [f"dropped {len(self.dropped)}"] if self.dropped else []
+        notes += [f"{len(self.failed)} failed"] if self.failed else []
+        return f"{self.durable}: {', '.join(notes)}; {size_text(self.num_bytes)} in {self.seconds:.2f} s"
+
+
+def drain(
+    near: str | os.PathLike[str],
+    durable: str | os.PathLike[str],
+    *,
+    every: int = 1,
+    most_waiting: int = 2,
+    bytes_per_s: int = 0,
+    pattern: str | None = None,
+    watch_s: float | None = None,
+    stop: threading.Event | None = None,
+    config: Config | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> DrainReport:
+    """Copies the steps of a run that are committed near by, and not yet in durable storage, oldest first.
+
+    Local, for one process beside the training, or a thread of it. It takes no part in saves: these are committed near
+    by, and a durable place that hangs, is full or is gone stops nothing but the drain. Each step is copied by
+    ``copy_checkpoint``: every byte is compared, and the step is there whole or not at all. The one that is being copied
+    is pinned near by, so that no prune removes it.
+
+    What waits is what was committed behind the newest step that is in both places: later in the order of the saves, not
+    of higher number. If more than ``most_waiting`` steps wait, the oldest of them are dropped. A step that failed is
+    tried again by the next call, unless it was dropped by then. So a drain that was killed goes on where it was.
+
+    Args:
+        near: Folder of the run, as for ``latest``.
+        durable: Folder or URL; its steps get the names that they have near by.
+        every: Only steps that this number divides.
+        most_waiting: Most steps that wait for the one under way.
+        bytes_per_s: Most bytes that are written in a second; 0 is no limit.
+        pattern: Pattern of the names of step folders; see ``scan_steps``.
+        watch_s: Goes on looking for new steps every so many seconds, until ``stop``; None ends when nothing waits.
+        stop: Ends a drain behind the step under way.
+        config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
+        progress: Called with the bytes that were copied of the part under way, and all bytes of it.
+
+    Returns:
+        What was drained, dropped, or failed. A step of which another process is copying the same is among the failed.
+
+    Raises:
+        ConfigError: An argument is out of range, or a URL is of an unknown kind.
+        StorageError: ``near`` cannot be listed.
+    """
+    for name, value in (("every", every), ("most_waiting", most_waiting)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name}={value!r}: must be an int >= 1")
+    if watch_s is not None and not watch_s > 0:
+        raise ConfigError(f"watch_s={watch_s!r}: must be above 0, or None")
+    config = config or Config.from_env()
+    from_, to = known(location(near), config), known(location(durable), config)
+    report = DrainReport(near=str(from_), durable=str(to))
+    stop = stop or threading.Event()
+    begin = time.monotonic()
+    _unpin_left(from_, pattern)
+    while True:
+        for path in _waiting(from_, to, every, pattern, most_waiting, report):
+            if stop.is_set():
+                break
+            _drain_step(path, str(below(to, name_of(as_place(path)))), bytes_per_s, config, progress, report)
+        report.seconds = time.monotonic() - begin
+        if watch_s is None or stop.wait(watch_s):
+            return report
+
+
+def _unpin_left(near: Place, pattern: str | None) -> None:
+    """Removes the pins of a drain that was killed."""
+    if folder_at(near).is_gone():
+        return
+    with contextlib.suppress(CheckpointError):
+        for path, text in pins_of([path for _, path in step_paths(near, pattern)]).items():
+            if text == _PINNED:
+                unpin(path)
+
+
+def _waiting(
+    near: Place, durable: Place, every: int, pattern: str | None, most_waiting: int, report: DrainReport
+) -> list[str]:
+    """Returns the folders of the steps to drain, the oldest first, and notes which are dropped."""
+    if folder_at(near).is_gone():  # the first save has not made it yet
+        return []
+    waiting: list[str] = []
+    for step, path in commit_order(near, step_paths(near, pattern)).by_time:
+        if step % every:
+            continue
+        folder = look_at_step(step, path)
+        if folder is None or not folder.is_complete:
+            if folder is not None and folder.is_faulty:
+                report.failed[path] = f"{folder.state}: {folder.reason}"
+            continue
+        if _ids(as_place(path)) == _ids(below(durable, name_of(as_place(path)))):
+            break
+        waiting.append(path)
+    waiting.reverse()
+    most = most_waiting + 1  # with the one that is copied next
+    for path in waiting[:-most]:
+        if path not in report.dropped:
+            report.dropped.append(path)
+            _logger.warning("drain(%s): %s is dropped: %d newer steps wait", near, PurePath(path).name, most)
+    return waiting[-most:]
+
+
+def _ids(step: Place) -> tuple[str, ...]:
+    """Returns the ids of the save, or of the saves of its parts; none if there is no checkpoint that can be read.
+
+    The model is committed last, so the other parts are there if it is.
+    """
+    with contextlib.suppress(CheckpointError):
+        folder = folder_at(step)
+        parts = () if folder.has(".metadata") or not folder.is_there() else parts_in(step)
+        return tuple(_core.Checkpoint.open(str(below(step, part) if part else step)).save_id for part in parts or ("",))
+    return ()
+
+
+def _drain_step(
+    path: str,
+    target: str,
+    bytes_per_s: int,
+    config: Config,
+    progress: Callable[[int, int], object] | None,
+    report: DrainReport,
+) -> None:
+    report.failed.pop(path, None)
+    try:
+        is_pinned = bool(pins_of([path]))
+        if not is_pinned:
+            pin(path, _PIN)
+        try:
+            copied = copy_checkpoint(
+                path, target, overwrite=True, bytes_per_s=bytes_per_s, config=config, progress=progress
+            )
+        finally:
+            if not is_pinned:
+                with contextlib.suppress(CheckpointError):
+                    unpin(path)
+    except CheckpointError as error:
+        report.failed[path] = str(error)
+        _logger.warning("drain(%s): %s", report.near, report.failed[path])
+        return
+    if copied.is_new:  # else another drain has copied it
+        report.drained.append(copied.target)
+    report.num_bytes += copied.num_bytes
+    _logger.info("drain(%s): %s", report.near, copied.summary())
