@@ -60,7 +60,7 @@ class Average:
             opened = source.open()
             saves.append(identity_of(opened))
             _compare(place, shapes, shapes_of(opened.wanted))
-            self._others.append(_reader(opened.wanted, [*shapes], place, config))
+            self._others.append(source.reader(opened, [*shapes]))
         if self._saves and self._saves != (*saves,):
             raise ConfigError(f"convert: another save has replaced one of {[*self._places]} meanwhile; begin anew")
         self._saves = (*saves,)
@@ -118,17 +118,3 @@ def _compare(place: str, wanted: Mapping[str, Any], there: Mapping[str, Any]) ->
     ]
     if wrong:
         raise ShapeMismatchError(f"convert: no average with {place}: {listed(wrong, 5)}", place)
-
-
-def _reader(checkpoint: _core.Checkpoint, names: Sequence[str], place: str, config: Config) -> Any:
-    return _core.RowMajorReader(
-        checkpoint,
-        names,
-        directory=place,
-        rank=None,
-        direct_io=config.direct_io,
-        verify=config.verify,
-        num_io_threads=config.io_threads,
-        ring_bytes=config.ring_bytes,
-        io_timeout_s=config.io_timeout_s,
-    )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,6 +79,20 @@ class Source:
         if self.change is not None:
             self.change.prepare(opened.wanted, self.spec, self.config)
         return opened
+
+    def reader(self, opened: Opened, names: Sequence[str]) -> _core.RowMajorReader:
+        """Returns what reads elements of these tensors in row-major order, and objects."""
+        return _core.RowMajorReader(
+            opened.wanted,
+            names,
+            directory=self.place,
+            rank=None,
+            direct_io=self.config.direct_io,
+            verify=self.config.verify,
+            num_io_threads=self.config.io_threads,
+            ring_bytes=self.config.ring_bytes,
+            io_timeout_s=self.config.io_timeout_s,
+        )
 
     def options(self, progress: Callable[[int], object]) -> dict[str, Any]:
         """Returns the arguments that all functions of the engine which convert have in common."""

@@ -95,20 +95,10 @@ def read_objects(names: Sequence[str], source: Source, opened: Opened) -> dict[s
     Raises:
         UnsafeObjectError: One of them needs code.
     """
-    config = source.config
-    reader = _core.RowMajorReader(
-        opened.wanted,
-        [],
-        directory=source.place,
-        rank=None,
-        direct_io=config.direct_io,
-        verify=config.verify,
-        num_io_threads=config.io_threads,
-        ring_bytes=config.ring_bytes,
-        io_timeout_s=config.io_timeout_s,
-    )
-    records = reader.read_objects(names)
-    return {name: plain_object(name, bytearray(record), config) for name, record in zip(names, records, strict=True)}
+    records = source.reader(opened, []).read_objects(names)
+    return {
+        name: plain_object(name, bytearray(record), source.config) for name, record in zip(names, records, strict=True)
+    }
 
 
 class TorchTarget:

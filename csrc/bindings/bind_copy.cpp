@@ -3,11 +3,11 @@
 
 #include <pybind11/stl.h>
 
+#include <functional>
 #include <unordered_set>
 
 #include "csrc/bridge/callbacks.h"
 #include "csrc/bridge/checkpoint.h"
-#include "csrc/bridge/gil.h"
 #include "csrc/bridge/tree_caster.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/commit/assemble.h"
@@ -98,21 +98,9 @@ int64_t copy_files(const Checkpoint& checkpoint, std::string source, std::string
   const std::shared_ptr<const format::Manifest> manifest = checkpoint.shared_whole();
   engine::CopyFilesOptions options{std::move(source), std::move(target), direct_io,   num_threads,
                                    ring_bytes,        niceness,          bytes_per_s, io_timeout_s};
-  // An error that the callback or a signal handler raised stays set until the copy has returned.
-  bool raised = false;
-  const auto tell = [&](int64_t done, int64_t total) {
-    const WithGil locked;
-    raised = PyErr_CheckSignals() != 0;
-    if (!raised && !progress.is_none()) {
-      const py::object outcome = py::reinterpret_steal<py::object>(take_gil([&] {
-        return PyObject_CallFunction(progress.ptr(), "LL", static_cast<long long>(done), static_cast<long long>(total));
-      }));
-      raised = !outcome;
-    }
-    return !raised;
-  };
-  auto result = unlocked([&] { return engine::copy_files(options, *manifest, tell); });
-  if (raised) throw py::error_already_set();
+  Progress tell(progress);
+  auto result = unlocked([&] { return engine::copy_files(options, *manifest, std::ref(tell)); });
+  if (tell.raised()) throw py::error_already_set();
   return value_or_raise(std::move(result));
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bindings/bind.h"
 
-#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <functional>
 
-#include "csrc/bridge/gil.h"
+#include "csrc/bridge/callbacks.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/check/verify_job.h"
 
@@ -31,21 +31,9 @@ py::dict verify(std::string directory, bool direct_io, int num_threads, int64_t 
   options.direct_io = direct_io;
   options.num_threads = std::clamp(num_threads, 1, 64);
   options.ring_bytes = ring_bytes;
-  // An error that the callback or a signal handler raised stays set until the verification has returned.
-  bool raised = false;
-  const auto report_progress = [&](int64_t done, int64_t total) {
-    const WithGil locked;
-    raised = PyErr_CheckSignals() != 0;
-    if (!raised && !progress.is_none()) {
-      const py::object outcome = py::reinterpret_steal<py::object>(take_gil([&] {
-        return PyObject_CallFunction(progress.ptr(), "LL", static_cast<long long>(done), static_cast<long long>(total));
-      }));
-      raised = !outcome;
-    }
-    return !raised;
-  };
-  auto result = unlocked([&] { return engine::verify_checkpoint(options, report_progress); });
-  if (raised) throw py::error_already_set();
+  Progress tell(progress);
+  auto result = unlocked([&] { return engine::verify_checkpoint(options, std::ref(tell)); });
+  if (tell.raised()) throw py::error_already_set();
   const engine::VerifyReport report = value_or_raise(std::move(result));
   py::list problems;
   for (const engine::Problem& p : report.problems) {

@@ -26,6 +26,18 @@ base::Status Callbacks::convert(const engine::ElementsToConvert& elements) {
   return raised_ ? base::Status::make(base::Code::kCancelled, "conversion failed") : base::Status::ok();
 }
 
+bool Progress::operator()(int64_t done, int64_t total) {
+  const WithGil locked;
+  raised_ = PyErr_CheckSignals() != 0;
+  if (!raised_ && !function_.is_none()) {
+    const py::object outcome = py::reinterpret_steal<py::object>(take_gil([&] {
+      return PyObject_CallFunction(function_.ptr(), "LL", static_cast<long long>(done), static_cast<long long>(total));
+    }));
+    raised_ = !outcome;
+  }
+  return !raised_;
+}
+
 void Callbacks::call(const py::object& function, PyObject* arguments) {
   const py::object args = py::reinterpret_steal<py::object>(arguments);
   const py::object outcome = py::reinterpret_steal<py::object>(

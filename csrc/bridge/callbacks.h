@@ -40,4 +40,20 @@ class Callbacks {
   bool raised_ = false;
 };
 
+/// Calls Python with the bytes done and the bytes to do. An error that the function or a signal handler raises stays
+/// set until the work has returned: throw `pybind11::error_already_set` then, if `raised()`.
+class Progress {
+ public:
+  /// \param function  May be None.
+  explicit Progress(const pybind11::object& function) : function_(function) {}
+
+  /// Returns false after an error. Takes the GIL.
+  bool operator()(int64_t done, int64_t total);
+  bool raised() const { return raised_; }
+
+ private:
+  const pybind11::object& function_;
+  bool raised_ = false;
+};
+
 }  // namespace bytecheckpoint::bridge
