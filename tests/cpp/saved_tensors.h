@@ -114,7 +114,7 @@ inline format::Manifest save(const TempDir& dir, std::vector<Saved>* tensors, Sa
   const format::WriteResult received = test::value_of(format::decode_write_result(format::encode_write_result(result)));
   const format::Manifest manifest =
       test::value_of(assemble_manifest(test::planned(items, test::save_id_of(number)), {received}));
-  EXPECT_OK(commit->check_files(manifest.files, manifest.save_id));
+  EXPECT_OK(commit->check_files(manifest.files));
   EXPECT_OK(commit->commit(format::encode_metadata_file(manifest), manifest.files, manifest.save_id));
   return test::value_of(open_checkpoint(dir.path(), {{}, /*check_pickle=*/true}));
 }
