@@ -6,7 +6,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +16,14 @@ from bytecheckpoint.contents.wrong_path import explaining
 from bytecheckpoint.errors import (
     CheckpointChangedError,
     CheckpointError,
+    CheckpointExistsError,
     CheckpointNotFoundError,
     ConfigError,
     UnsupportedError,
 )
 from bytecheckpoint.native import _core
 from bytecheckpoint.report.text import size_text
-from bytecheckpoint.storage.folder import Folder
+from bytecheckpoint.storage.folder import Commit, Folder
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.in_use import reading
 from bytecheckpoint.storage.parts import parts_in
@@ -83,14 +85,15 @@ def copy_checkpoint(
 
     Local. Every byte is compared with its checksum on its way, and the target commits by the protocol of its place, so
     that it has all of the checkpoint or nothing of it. Files and metadata are the same bytes, with the same save id.
-    Memory is that of one ring. The parts of ``bytecheckpoint.save`` are copied one by one, the model last. What else is
-    in the folder (pins, journals, files of yours) is not copied.
+    Memory is that of one ring. The parts of ``bytecheckpoint.save`` are committed when all of them are copied, the
+    model last. What else is in the folder (pins, journals, files of yours) is not copied.
 
     A copy that was interrupted is begun anew by the next call, which replaces what it finds of it.
 
     Args:
         source: Path or URL of a checkpoint of ours.
-        target: Path or URL. If it has this very save, nothing is done.
+        target: Path or URL. If it has this very save, with all data files by their sizes and ends, nothing is done;
+            ``verify`` compares every byte.
         overwrite: Whether another checkpoint there is replaced; otherwise that is an error.
         bytes_per_s: Most bytes that are written in a second; 0 is no limit.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
@@ -112,11 +115,25 @@ def copy_checkpoint(
         raise ConfigError(f"bytes_per_s={bytes_per_s}: must be 0 or more")
     config = replace(config, commit_deadline_s=max(config.commit_deadline_s, _MOST_SECONDS), journal="off")
     from_, to = known(location_to_read(source), config), known(location(target), config)
-    places = [(from_, to)]
     folder = folder_at(from_)
-    if folder.has_listing and not folder.has(_MARK) and folder.is_there():
-        places = [(below(from_, part), below(to, part)) for part in parts_in(from_)] or places
-    reports = [_Copy(*each, config, overwrite).run(bytes_per_s, progress) for each in places]
+    parts = parts_in(from_) if folder.has_listing and not folder.has(_MARK) and folder.is_there() else ()
+    copies = [
+        _Copy(below(from_, part) if part else from_, below(to, part) if part else to, config, overwrite)
+        for part in parts or ("",)
+    ]
+    if not folder_at(to).has_listing:
+        raise UnsupportedError(f"copy({to}): over HTTP a checkpoint can only be read", str(to))
+    for each in copies:
+        each.open()
+    if any(not each.is_there for each in copies):
+        _refuse_others(to, parts, copies, overwrite)
+    with ExitStack() as undone:
+        for each in copies:
+            undone.enter_context(each)
+            each.copy(bytes_per_s, progress)
+        for each in copies:  # only now, so that a fault in one part leaves the others as they were
+            each.commit()
+    reports = [each.report for each in copies]
     return CopyReport(
         source=str(from_),
         target=str(to),
@@ -129,32 +146,66 @@ def copy_checkpoint(
     )
 
 
+def _refuse_others(target: Place, parts: Sequence[str], copies: Sequence[_Copy], overwrite: bool) -> None:
+    """Refuses a target where a checkpoint of another kind is, or one that may not be replaced. Nothing is written yet.
+
+    Raises:
+        CheckpointExistsError: There is one.
+    """
+    folder = folder_at(target)
+    if not folder.is_there():
+        return
+    there = set(parts_in(target)) if folder.has_listing else set()
+    others = (
+        [part for part in there if folder_at(below(target, part)).has(_MARK)] if not parts else sorted(there - {*parts})
+    )
+    if (parts and folder.has(_MARK)) or others:
+        what = "a checkpoint without parts" if parts and folder.has(_MARK) else f"the part '{others[0]}'"
+        raise CheckpointExistsError(
+            f"copy({target}): {what} is there, and would stand beside the copy: remove it, or copy to another folder",
+            str(target),
+        )
+    if not overwrite and any(each.has_another for each in copies):
+        raise CheckpointExistsError(
+            f"copy({target}): a checkpoint of another save already exists, and overwrite=False", str(target)
+        )
+
+
 class _Copy:
-    """The copy of one checkpoint."""
+    """The copy of one checkpoint: ``open``, ``copy`` and ``commit``. As a context it undoes a copy that fails.
+
+    Attributes:
+        report: What it did so far.
+        is_there: Whether the target has this very save, with all of its files.
+        has_another: Whether another save is there.
+    """
 
     def __init__(self, source: Place, target: Place, config: Config, overwrite: bool) -> None:
         self._source, self._target = str(source), str(target)
         self._config, self._overwrite = config, overwrite
         self._folder: Folder = folder_at(target)
+        self._commit: Commit | None = None
+        self._held = ExitStack()
 
-    def run(self, bytes_per_s: int, progress: Callable[[int, int], object] | None) -> CopyReport:
+    def open(self) -> None:
+        """Opens the source, and looks at the target."""
         from bytecheckpoint.native import _C
 
-        for place in (self._source, self._target):
-            folder_at(place).use(self._config, _C)
+        folder_at(self._source).use(self._config, _C)
         self._folder.use(self._config, _C)
-        with explaining(self._source), reading(self._source):
-            checkpoint = _C.Checkpoint.open(self._source)
-            report = CopyReport(source=self._source, target=self._target, save_ids=(checkpoint.save_id,))
-            if checkpoint.foreign is not None:
-                raise UnsupportedError(
-                    f"copy({self._source}): it is a checkpoint of another writer, without our checksums: write it anew "
-                    "with bcp convert --to bcp",
-                    self._source,
-                )
-            if self._id_there() == checkpoint.save_id:
-                return report
-            return self._copied(checkpoint, report, bytes_per_s, progress)
+        with explaining(self._source):
+            self._checkpoint: Any = _C.Checkpoint.open(self._source)
+        self.report = CopyReport(source=self._source, target=self._target, save_ids=(self._checkpoint.save_id,))
+        if self._checkpoint.foreign is not None:
+            raise UnsupportedError(
+                f"copy({self._source}): it is a checkpoint of another writer, without our checksums: write it anew "
+                "with bcp convert --to bcp",
+                self._source,
+            )
+        id_there = self._id_there()
+        self.has_another = id_there not in (None, self._checkpoint.save_id)
+        # What other tools copied may be a commit mark whose files are missing or cut: that is replaced.
+        self.is_there = id_there == self._checkpoint.save_id and self._has_all_files()
 
     def _id_there(self) -> str | None:
         """Returns the id of the save that is at the target; None if there is none that can be read."""
@@ -162,33 +213,53 @@ class _Copy:
             return _core.Checkpoint.open(self._target).save_id
         return None
 
-    def _copied(
-        self, checkpoint: Any, report: CopyReport, bytes_per_s: int, progress: Callable[[int, int], object] | None
-    ) -> CopyReport:
-        names = [name for name, *_ in checkpoint.files()]
-        commit = self._folder.begin_commit(
+    def _has_all_files(self) -> bool:
+        """Whether all data files are at the target, by their sizes and ends."""
+        try:
+            self._checkpoint.check_files(self._target)
+        except CheckpointError:
+            return False
+        return True
+
+    def __enter__(self) -> None:
+        self._held.enter_context(reading(self._source))
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._held.close()
+        commit, self._commit = self._commit, None
+        if commit is not None and not self.report.is_new:
+            with contextlib.suppress(CheckpointError):  # the first error is the one to tell
+                commit.abort([name for name, *_ in self._checkpoint.files()], False)
+        del commit  # whoever keeps the error would keep its thread, too
+        if isinstance(error, CheckpointError):
+            self._explain(error, self.report.save_ids[0])
+
+    def copy(self, bytes_per_s: int, progress: Callable[[int, int], object] | None) -> None:
+        """Copies the data files."""
+        if self.is_there:
+            return
+        from bytecheckpoint.native import _C
+
+        names = [name for name, *_ in self._checkpoint.files()]
+        self._commit = self._folder.begin_commit(
             self._config,
-            save_id=_core_id(),
+            save_id=_C.draw_save_id(),
             rank=None,
-            overwrite=self._overwrite,
+            overwrite=self._overwrite or not self.has_another,
             sync=True,
             reserve_bytes=0,
         )
-        try:
-            for name in {*names} & {*self._folder.names()}:  # of a copy that was interrupted: the right is ours now
-                self._folder.remove_file(name)
-            num_bytes = self._copy_files(bytes_per_s, progress)
-            commit.check_files(checkpoint)
-            outcome = commit.commit(checkpoint)
-        except BaseException as error:
-            with contextlib.suppress(CheckpointError):  # the first error is the one to tell
-                commit.abort(names, False)
-            del commit  # whoever keeps the error would keep its thread, too
-            self._explain(error, report.save_ids[0])
-            raise
-        return replace(
-            report, num_files=len(names), num_bytes=num_bytes, is_new=True, warnings=tuple(outcome["warnings"])
-        )
+        for name in {*names} & {*self._folder.names()}:  # of a copy that was interrupted: the right is ours now
+            self._folder.remove_file(name)
+        num_bytes = self._copy_files(bytes_per_s, progress)
+        self._commit.check_files(self._checkpoint)
+        self.report = replace(self.report, num_files=len(names), num_bytes=num_bytes)
+
+    def commit(self) -> None:
+        """Commits the copy."""
+        if self._commit is not None:
+            outcome = self._commit.commit(self._checkpoint)
+            self.report = replace(self.report, is_new=True, warnings=tuple(outcome["warnings"]))
 
     def _copy_files(self, bytes_per_s: int, progress: Callable[[int, int], object] | None) -> int:
         config = self._folder.tuned(folder_at(self._source).tuned(self._config))
@@ -207,8 +278,6 @@ class _Copy:
 
     def _explain(self, error: BaseException, save_id: str) -> None:
         """Raises what is behind an error, if a newer save has replaced the source, or a prune has removed it."""
-        if not isinstance(error, CheckpointError):
-            return
         try:
             now = _core.Checkpoint.open(self._source).save_id
         except CheckpointNotFoundError:
@@ -221,9 +290,3 @@ class _Copy:
                 f"copy({self._source}): {what} while it was copied; nothing was committed at {self._target}",
                 self._source,
             ) from error
-
-
-def _core_id() -> str:
-    from bytecheckpoint.native import _C
-
-    return _C.draw_save_id()

@@ -15,7 +15,9 @@ from pathlib import PurePath
 from bytecheckpoint.checkpoint.commit_order import commit_order
 from bytecheckpoint.checkpoint.copying import copy_checkpoint
 from bytecheckpoint.checkpoint.keeping import pin, pins_of, unpin
+from bytecheckpoint.checkpoint.newest import refuse_a_checkpoint
 from bytecheckpoint.checkpoint.steps import look_at_step
+from bytecheckpoint.checkpoint.tracker_text import TRACKER, tracker_text
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
 from bytecheckpoint.native import _core
@@ -119,10 +121,15 @@ def drain(
     from_, to = known(location(near), config), known(location(durable), config)
     report = DrainReport(near=str(from_), durable=str(to))
     stop = stop or threading.Event()
+    if str(from_) == str(to):
+        raise ConfigError(f"drain({from_}): near and durable are one folder")
+    if not folder_at(from_).is_gone() and not step_paths(from_, pattern):
+        refuse_a_checkpoint(from_, "drain")
     begin = time.monotonic()
+    drained: set[tuple[str, int | None]] = set()  # known to be there, so that a watch does not look at all files again
     _unpin_left(from_, pattern)
     while True:
-        for path in _waiting(from_, to, every, pattern, most_waiting, report):
+        for path in _waiting(from_, to, every, pattern, most_waiting, drained, report):
             if stop.is_set():
                 break
             _drain_step(path, str(below(to, name_of(as_place(path)))), bytes_per_s, config, progress, report)
@@ -142,7 +149,13 @@ def _unpin_left(near: Place, pattern: str | None) -> None:
 
 
 def _waiting(
-    near: Place, durable: Place, every: int, pattern: str | None, most_waiting: int, report: DrainReport
+    near: Place,
+    durable: Place,
+    every: int,
+    pattern: str | None,
+    most_waiting: int,
+    drained: set[tuple[str, int | None]],
+    report: DrainReport,
 ) -> list[str]:
     """Returns the folders of the steps to drain, the oldest first, and notes which are dropped."""
     if folder_at(near).is_gone():  # the first save has not made it yet
@@ -156,7 +169,9 @@ def _waiting(
             if folder is not None and folder.is_faulty:
                 report.failed[path] = f"{folder.state}: {folder.reason}"
             continue
-        if _ids(as_place(path)) == _ids(below(durable, name_of(as_place(path)))):
+        this = path, folder_at(as_place(path)).changed(".metadata" if not folder.components else "model/.metadata")
+        if this in drained or _has_all(as_place(path), below(durable, name_of(as_place(path)))):
+            drained.add(this)
             break
         waiting.append(path)
     waiting.reverse()
@@ -168,16 +183,30 @@ def _waiting(
     return waiting[-most:]
 
 
-def _ids(step: Place) -> tuple[str, ...]:
-    """Returns the ids of the save, or of the saves of its parts; none if there is no checkpoint that can be read.
+def _has_all(step: Place, durable: Place) -> bool:
+    """Whether a step is in durable storage, with all of its data files, by their sizes and ends.
 
-    The model is committed last, so the other parts are there if it is.
+    A commit mark alone does not say so: other tools copy it before its data.
     """
+    folder = folder_at(step)
+    parts = () if folder.has(".metadata") else parts_in(step)
     with contextlib.suppress(CheckpointError):
-        folder = folder_at(step)
-        parts = () if folder.has(".metadata") or not folder.is_there() else parts_in(step)
-        return tuple(_core.Checkpoint.open(str(below(step, part) if part else step)).save_id for part in parts or ("",))
-    return ()
+        for part in parts or ("",):
+            ours = _core.Checkpoint.open(str(below(step, part) if part else step))
+            there = str(below(durable, part) if part else durable)
+            if _core.Checkpoint.open(there).save_id != ours.save_id:
+                return False
+            ours.check_files(there)
+        return True
+    return False
+
+
+def _copy_tracker(path: str, report: DrainReport) -> None:
+    """Writes the tracker of ``bytecheckpoint.save`` in durable storage, if the one near by names the step."""
+    near, durable = location(report.near), location(report.durable)
+    text = tracker_text(near)
+    if text and name_of(as_place(path)) == f"global_step_{text}":
+        folder_at(durable).write_file(TRACKER, text.encode())
 
 
 def _drain_step(
@@ -201,7 +230,12 @@ def _drain_step(
             if not is_pinned:
                 with contextlib.suppress(CheckpointError):
                     unpin(path)
+        _copy_tracker(path, report)
     except CheckpointError as error:
+        if folder_at(as_place(path)).is_gone():  # pruned while it waited
+            report.dropped.append(path)
+            _logger.warning("drain(%s): %s is dropped: it was removed while it waited", report.near, path)
+            return
         report.failed[path] = str(error)
         _logger.warning("drain(%s): %s", report.near, report.failed[path])
         return

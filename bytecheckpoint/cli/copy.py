@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 
 import click
 
@@ -36,6 +37,7 @@ def command(source: str, target: str, overwrite: bool, rate: float, as_json: boo
     """
     from bytecheckpoint.checkpoint.copying import copy_checkpoint
 
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a store that closes a connection must not end the process
     with bar("copying", progress) as tell:
         report = copy_checkpoint(
             source,

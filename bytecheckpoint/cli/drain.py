@@ -65,8 +65,8 @@ def command(
 
     NEAR is the folder of a run, DURABLE a folder or the URL of a store. Each step is compared byte by byte, and is
     there whole or not at all; what is there already is left. If DURABLE hangs or is full, training goes on, steps wait,
-    and the oldest of more than --most-waiting are dropped. SIGTERM ends it behind the step under way; Ctrl-C at once,
-    and the next drain begins that step anew. Ends with 1 if a step failed.
+    and the oldest of more than --most-waiting are dropped. SIGTERM ends it behind the step under way, a second one at
+    once; the next drain begins that step anew. Ends with 1 if a step failed.
 
     \b
     Example:
@@ -79,9 +79,12 @@ def command(
     stop = threading.Event()
 
     def end(number: int, frame: Any) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
         stop.set()
 
     signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a store that closes a connection must not end the process
     logger = logging.getLogger("bytecheckpoint")
     shown = _Shown(logging.INFO)
     if not as_json:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint.config import Config
@@ -33,6 +34,7 @@ _PREFIX = "base_model.model."
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])(\.(?!weight$)[^.]+)?(\.weight)?")
 _SAVED = re.compile(r"\.modules_to_save\.[^.]+\.")
 # Settings with which an adapter is more than the product of two factors.
+_PLAIN_BEGINS = (True, False, None, "gaussian", "orthogonal")  # of factors that begin beside an unchanged base
 _UNKNOWN = ("use_dora", "lora_bias", "target_parameters", "alora_invocation_tokens")
 
 
@@ -49,7 +51,7 @@ class Adapter:
     """Adds a LoRA adapter to its base; see ``Change``. Sums are computed in float32, and rounded once.
 
     A weight becomes ``weight + B @ A * alpha / rank``, as peft's ``merge_and_unload`` makes it. Weights that the
-    adapter has whole (``modules_to_save``, biases) take the place of those of the base.
+    adapter has whole (``modules_to_save``, biases) take the place of those of the base first.
 
     Args:
         place: Folder that peft's ``save_pretrained`` wrote, or a checkpoint of any kind with the same names.
@@ -75,12 +77,16 @@ class Adapter:
         """See ``Change``."""
         return repr((self._place, self._alpha, self._digest)).encode()
 
-    def prepare(self, wanted: _core.Checkpoint, spec: LoadSpec | None, config: Config) -> None:
+    def prepare(self, wanted: _core.Checkpoint, place: str, spec: LoadSpec | None, config: Config) -> None:
         """See ``Change``."""
         from bytecheckpoint.contents.stored_state import read
 
         settings = self._settings(config)
-        state = {name: value for name, value in read(self._place, config=config).items() if hasattr(value, "dtype")}
+        stored = read(self._place, config=config)
+        # In the checkpoint that has the base, too, all but the factors is the base itself.
+        is_same = Path(stored.path) == Path(place)
+        names = [name for name in stored if not is_same or _FACTOR.fullmatch(name)]
+        state = {name: value for name in names if hasattr(value := stored[name], "dtype")}
         self._check_same(state, settings)
         factors, whole = _sorted(state)
         shapes = shapes_of(wanted)
@@ -89,7 +95,9 @@ class Adapter:
         if strange or not factors:
             why = f"the base has no {listed(strange, 5)}" if strange else "it has no factors lora_A and lora_B"
             raise KeyMismatchError(
-                f"convert: adapter {self._place}: {why}; LoadSpec(rename=...) gives the base other names", self._place
+                f"convert: adapter {self._place}: {why}; LoadSpec(rename=...) gives the base other names. A weight "
+                "that is tied to another one is not stored, and cannot have an adapter here",
+                self._place,
             )
         self._products, self._whole = {}, {}
         for weight, pair in _weights_of(factors).items():
@@ -110,8 +118,10 @@ class Adapter:
 
         last = first + elements.numel()
         if name in self._whole:
-            return self._whole[name][first:last]
-        product = self._products[name]
+            elements = self._whole[name][first:last]
+        product = self._products.get(name)
+        if product is None:
+            return elements
         columns = product.right.shape[1]
         begin, end = first // columns, -(-last // columns)  # of the rows that the elements are in
         added = (product.left[begin:end] @ product.right).reshape(-1)[first - begin * columns : last - begin * columns]
@@ -137,8 +147,13 @@ class Adapter:
         if not isinstance(settings, dict) or settings.get("peft_type", "LORA") != "LORA":
             raise ConfigError(f"convert: adapter {self._place}: {_CONFIG} is of no LoRA adapter: peft_type")
         strange = [name for name in _UNKNOWN if settings.get(name)]
+        if settings.get("init_lora_weights", True) not in _PLAIN_BEGINS:
+            strange.append("init_lora_weights")  # it changes the base, too
         if strange:
-            raise ConfigError(f"convert: adapter {self._place}: {strange[0]}={settings[strange[0]]!r} is not supported")
+            raise ConfigError(
+                f"convert: adapter {self._place}: {strange[0]}={settings[strange[0]]!r} is not supported: add it with "
+                "peft's merge_and_unload"
+            )
         return settings
 
     def _check_same(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> None:
@@ -199,7 +214,7 @@ def _sorted(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Any], dict[str
         found = _FACTOR.fullmatch(name)
         if found is not None:
             factors[name] = (found, value)
-        elif ".original_module." not in name and ".base_layer." not in name:
+        elif ".original_module." not in name:
             whole[_plain_name(name)] = value
     return factors, whole
 

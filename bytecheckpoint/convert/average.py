@@ -50,16 +50,16 @@ class Average:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_others": []}  # each process opens them for itself
 
-    def prepare(self, wanted: _core.Checkpoint, spec: LoadSpec | None, config: Config) -> None:
+    def prepare(self, wanted: _core.Checkpoint, place: str, spec: LoadSpec | None, config: Config) -> None:
         """See ``Change``."""
         shapes = shapes_of(wanted)
         saves = []
         self._others = []
-        for place in self._places:
-            source = Source(place, spec, config)
+        for other in self._places:
+            source = Source(other, spec, config)
             opened = source.open()
             saves.append(identity_of(opened))
-            _compare(place, shapes, shapes_of(opened.wanted))
+            _compare(other, shapes, shapes_of(opened.wanted))
             self._others.append(source.reader(opened, [*shapes]))
         if self._saves and self._saves != (*saves,):
             raise ConfigError(f"convert: another save has replaced one of {[*self._places]} meanwhile; begin anew")

@@ -22,11 +22,12 @@ FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "fl
 class Change(Protocol):
     """Computes elements. It travels to the processes that write files."""
 
-    def prepare(self, wanted: _core.Checkpoint, spec: LoadSpec | None, config: Config) -> None:
+    def prepare(self, wanted: _core.Checkpoint, place: str, spec: LoadSpec | None, config: Config) -> None:
         """Finds out which tensors it computes, and opens what it needs for that.
 
         Args:
             wanted: What is converted.
+            place: Path or URL of the source.
             spec: How it was made of the source.
             config: Settings.
 

@@ -77,7 +77,7 @@ class Source:
             )
         opened = opened if self.spec is None else contents.viewed(opened.stored, self.spec)
         if self.change is not None:
-            self.change.prepare(opened.wanted, self.spec, self.config)
+            self.change.prepare(opened.wanted, self.place, self.spec, self.config)
         return opened
 
     def reader(self, opened: Opened, names: Sequence[str]) -> _core.RowMajorReader:

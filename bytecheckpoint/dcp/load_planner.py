@@ -177,7 +177,7 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         except KeyMismatchError as error:
             stored = checkpoint.names()
             there = set(stored)
-            way_out = spec_that_loads([key for key in self.state_dict if key not in there], stored)
+            way_out = spec_that_loads([key for key in self.state_dict if key not in there], stored, self.state_dict)
             if not way_out or not (self.spec is None or self.spec.changes_nothing):
                 raise
             raise KeyMismatchError(f"{error} {way_out}") from None

@@ -78,8 +78,8 @@ class BcpSavePlanner(DefaultSavePlanner):
             some ranks only.
         exclude: Patterns of keys that are left out, also if ``include`` matches them.
         cast: Dtypes in which floating-point tensors are stored, by pattern, such as ``{"model_bf16": "bfloat16"}``. A
-            tensor may be in the state under two names, and be cast under one. What is cast takes memory beside the
-            tensor until the save ends.
+            tensor may be in the state under two names, and be cast under one. Floats of 8 bits stay as they are. What
+            is cast takes memory beside the tensor until the save ends.
 
     Attributes:
         last_plan: Report of how this rank got its last plan.

@@ -293,8 +293,8 @@ class Pad(_OfOne):
 
     def __post_init__(self) -> None:
         given = [each for each in (self.size, self.multiple) if each is not None]
-        if len(given) != 1 or isinstance(given[0], bool) or not isinstance(given[0], int) or given[0] < 1:
-            raise ConfigError(f"{self}: pass size or multiple, an int >= 1")
+        if len(given) != 1 or isinstance(given[0], bool) or not isinstance(given[0], int) or not 0 < given[0] < 1 << 63:
+            raise ConfigError(f"{self}: pass size or multiple, an int from 1 on")
 
     def _changed(self, tensor: _core.ViewTensor) -> _core.ViewTensor:
         dim = _as_dim(self.dim, len(tensor.shape))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.rename import Rename
@@ -13,13 +13,15 @@ __all__ = ["spec_that_loads"]
 
 # Parts that wrappers put into names: torch.compile, DDP and DataParallel, activation checkpointing, FSDP1.
 _WRAPPERS = ("_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+# Names under which whole models are, beside these.
+_OF_WHOLES = {*_WRAPPERS, "model", "net", "state_dict"}
 # A rename has no more rules than this; so many are tried for one key.
 _MOST_RULES = 8
 # Stored names are compared with so many of the missing ones to find a rule; all of them check it.
 _MOST_TRIED = 4
 
 
-def spec_that_loads(missing: Sequence[str], stored: Sequence[str]) -> str:
+def spec_that_loads(missing: Sequence[str], stored: Sequence[str], asked: Collection[str] = ()) -> str:
     """Returns the clause of an error that names the spec with which all missing keys are found; "" if none is known.
 
     It knows a part of the name that stands before all keys on one side (``model.``, ``module.``), or another one there,
@@ -28,11 +30,14 @@ def spec_that_loads(missing: Sequence[str], stored: Sequence[str]) -> str:
     Args:
         missing: Keys that the state asks for and the checkpoint does not have.
         stored: All keys of the checkpoint.
+        asked: All keys that the state asks for; those of ``missing``, if there are no others.
     """
     found = {names: rules for rules in _candidates(missing, stored) if (names := _names_of(rules, missing, stored))}
     if len(found) != 1:  # none; or a model and a copy of it, of which nobody knows which is meant
         return ""
-    return f"LoadSpec(rename={next(iter(found.values()))!r}) loads them"
+    rules = next(iter(found.values()))
+    others = {*Rename(rules).new_names(stored).values()} - {*missing, *asked}
+    return f"LoadSpec(rename={rules!r}{', strict=' + repr('model') if others else ''}) loads them"
 
 
 def _names_of(rules: dict[str, str], missing: Sequence[str], stored: Sequence[str]) -> tuple[str, ...]:
@@ -55,6 +60,7 @@ def _candidates(missing: Sequence[str], stored: Sequence[str]) -> list[dict[str,
         for begin in range(len(parts)):  # the longest common end decides: what stands before it is the rule
             before, end = ".".join(parts[:begin]), ".".join(parts[begin:])
             rules = [{other[: -len(end) - 1]: before} for other in stored if other.endswith(f".{end}")]
+            rules = [rule for rule in rules if all(map(_are_alike, *zip(*rule.items(), strict=True)))]
             rules += [{"": before}] if begin and end in there else []
             if rules:
                 candidates += rules[:_MOST_RULES]
@@ -64,6 +70,13 @@ def _candidates(missing: Sequence[str], stored: Sequence[str]) -> list[dict[str,
         candidates.append({f"{name}.{wrapper}" if name else wrapper: name for name in wrapped})
         candidates.append({name: f"{name}.{wrapper}" if name else wrapper for name in of_state})
     return [dict(rules) for rules in {tuple(rules.items()): None for rules in candidates if rules}]
+
+
+def _are_alike(before: str, to: str) -> bool:
+    """Whether two prefixes may be of one module: ``vision`` and ``text`` are not, though their weights may fit."""
+    names = ([part for part in prefix.split(".") if part and part not in _OF_WHOLES] for prefix in (before, to))
+    of_before, of_to = names
+    return of_before == of_to or not (of_before and of_to)
 
 
 def _wrapped(names: Sequence[str], wrapper: str) -> list[str]:

@@ -44,6 +44,8 @@ class KeyChoice:
             if not isinstance(pattern, str):
                 raise ConfigError(f"include, exclude: {pattern!r} is no pattern: it must be a str")
             compiled(pattern)
+        if cast is not None and not isinstance(cast, Mapping):
+            raise ConfigError(f"cast={cast!r}: must be a dict of patterns and dtypes, such as {{'*': 'bfloat16'}}")
         self.cast = {pattern: _dtype_of(pattern, dtype) for pattern, dtype in (cast or {}).items()}
 
     def __bool__(self) -> bool:
@@ -71,12 +73,12 @@ class KeyChoice:
         return kept, paths, (*unmatched, *self._cast(kept))
 
     def _cast(self, kept: dict[str, Any]) -> list[str]:
-        """Casts values of a flat state, in place. Returns the patterns that match no floating-point tensor."""
+        """Casts values of a flat state, in place. Returns the patterns that match no tensor of 16 to 64-bit floats."""
         matchers = [(compiled(pattern).fullmatch, pattern, dtype) for pattern, dtype in self.cast.items()]
         unused = {*self.cast}
         for key, value in kept.items() if matchers else ():
             found = next(((pattern, dtype) for fits, pattern, dtype in matchers if fits(key)), None)
-            if found is None or not getattr(getattr(value, "dtype", None), "is_floating_point", False):
+            if found is None or getattr(value, "dtype", None) not in _FLOATS:
                 continue
             if type(value) not in (torch.Tensor, torch.nn.Parameter) and not isinstance(value, DTensor):
                 raise ConfigError(

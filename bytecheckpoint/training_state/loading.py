@@ -282,7 +282,9 @@ class _Loading:
     def _way_out(self, lacking: list[str]) -> str:
         """Returns the clause that names the spec with which the model's keys would be found; "" if none is known."""
         names = [name.removeprefix("model: ") for name in lacking if name.startswith("model: ")]
-        spec = spec_that_loads(names, [*self._stored["model"]]) if names and self._spec is None else ""
+        spec = (
+            spec_that_loads(names, [*self._stored["model"]], self._model.values) if names and self._spec is None else ""
+        )
         return spec and f"; {spec}"
 
     def _refuse(self) -> None:

@@ -179,8 +179,8 @@ def adapted(tmp_path: Path, dtype: torch.dtype = torch.float32, **settings: Any)
     save_state_dict(tmp_path / "base", base.state_dict(), no_dist=True)
     config = peft.LoraConfig(**{"r": 3, "lora_alpha": 5, "target_modules": ["q", "k"], **settings})
     model = peft.get_peft_model(base, config)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name or "modules_to_save" in name:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
             nn.init.normal_(parameter)
     model.save_pretrained(tmp_path / "adapter")
     save_state_dict(tmp_path / "training", model.state_dict(), no_dist=True)
@@ -197,6 +197,9 @@ def adapted(tmp_path: Path, dtype: torch.dtype = torch.float32, **settings: Any)
         {"modules_to_save": ["head"]},
         {"rank_pattern": {"layers.1.q": 2}, "alpha_pattern": {"layers.1.q": 7, "k": 3}},
         {"bias": "lora_only"},
+        {"bias": "all"},
+        {"target_modules": ["q", "head"], "modules_to_save": ["embed"]},
+        {"init_lora_weights": "orthogonal", "r": 2},
     ],
     ids=str,
 )
@@ -253,6 +256,7 @@ def change_config(folder: Path, **settings: Any) -> None:
         ({"peft_type": "IA3"}, "is of no LoRA adapter"),
         ({"use_dora": True}, "use_dora=True is not supported"),
         ({"lora_bias": True}, "lora_bias=True is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
     ],
 )
 def test_adapters_that_are_more_than_a_product_are_refused(tmp_path: Path, settings: dict[str, Any], said: str) -> None:

@@ -21,6 +21,7 @@ from bytecheckpoint import Config, copy_checkpoint, load_state_dict, read, save_
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointChangedError,
+    CheckpointExistsError,
     CheckpointNotFoundError,
     ConfigError,
     CorruptCheckpointError,
@@ -102,6 +103,44 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "target").exists()
     with pytest.raises(UnsupportedError, match="HTTP"):
         copy_checkpoint(tmp_path / "source", "http://127.0.0.1:9/run")
+
+
+def test_a_copy_that_lacks_files_is_mended(tmp_path: Path) -> None:
+    source, target = saved(tmp_path / "source"), tmp_path / "target"
+    copy_checkpoint(source, target)
+    (file,) = target.glob("*.distcp")
+    file.unlink()
+    assert copy_checkpoint(source, target).is_new
+    file.write_bytes(file.read_bytes()[:1000])
+    assert copy_checkpoint(source, target).is_new
+    assert content(target) == content(source)
+    assert not copy_checkpoint(source, target).is_new
+
+
+def live(path: Path, *parts: str) -> Path:
+    model = nn.Linear(3, 4)
+    state = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "extra_state": {"step": 3}}
+    bytecheckpoint.save(path, {part: state[part] for part in parts}, "ddp")
+    return path
+
+
+def test_checkpoints_of_two_kinds_do_not_mix(tmp_path: Path) -> None:
+    """Neither hides the other, and a part of another save does not come beside those that are there."""
+    plain, whole = saved(tmp_path / "plain"), live(tmp_path / "whole", "model", "optimizer", "extra_state")
+    model = live(tmp_path / "model-only", "model")
+    before = {
+        path: content(path) for path in (plain, model / "model", *(whole / part for part in ("model", "optimizer")))
+    }
+    for overwrite in (False, True):
+        for source, target in ((whole, plain), (plain, whole), (model, whole)):
+            with pytest.raises(CheckpointExistsError, match="would stand beside the copy"):
+                copy_checkpoint(source, target, overwrite=overwrite)
+    with pytest.raises(CheckpointExistsError, match="already exists"):
+        copy_checkpoint(whole, model)
+    assert {path: content(path) for path in before} == before
+    assert not (model / "optimizer").exists()
+    copy_checkpoint(whole, model, overwrite=True)
+    assert content(model / "optimizer") == content(whole / "optimizer")
 
 
 def test_a_source_that_is_replaced_meanwhile(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from support.cli_runs import as_json, run
 
+import bytecheckpoint
 from bytecheckpoint import Retention, drain, latest, pin, read, save_state_dict, scan_steps, verify
 from bytecheckpoint.checkpoint.keeping import pins_of
 from bytecheckpoint.errors import ConfigError
@@ -125,7 +126,8 @@ def test_the_step_under_way_is_not_pruned(near: Path, durable: Path) -> None:
     report = drain(near, durable, progress=prune)
     assert kept == ["[10, 30]"]
     assert names(report.drained) == ["step-10", "step-30"]
-    assert "step-20" in next(iter(report.failed))  # it went while it waited
+    assert names(report.dropped) == ["step-20"]  # it went while it waited
+    assert report.failed == {}
     assert Retention(near, keep_latest=1).prune().kept == [30]
 
 
@@ -149,6 +151,50 @@ def test_two_at_once(near: Path, durable: Path) -> None:
     assert any("step-10" in path for path in reports[0].failed)
     assert names(reports[0].drained) == ["step-20", "step-30"]
     assert [value_of(durable, step) for step in (10, 20, 30)] == [10, 20, 30]
+
+
+def test_a_mark_without_its_files_is_no_copy(near: Path, durable: Path) -> None:
+    """As cp and upload tools leave it: the step is copied, and not taken for drained."""
+    (durable / "step-30").mkdir(parents=True)
+    (durable / "step-30/.metadata").write_bytes((near / "step-30/.metadata").read_bytes())
+    assert names(drain(near, durable).drained) == ["step-10", "step-20", "step-30"]
+    assert value_of(durable, 30) == 30
+    (file,) = (durable / "step-30").glob("*.distcp")
+    os.truncate(file, 100)
+    assert names(drain(near, durable).drained) == ["step-30"]
+    assert value_of(durable, 30) == 30
+
+
+def save_live(near: Path, step: int, value: float) -> None:
+    model = torch.nn.Linear(3, 2)
+    torch.nn.init.constant_(model.weight, value)
+    state = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), momentum=0.9),
+        "extra_state": {"v": value},
+    }
+    bytecheckpoint.save(near, state, "ddp", global_steps=step)
+
+
+def test_steps_in_parts_and_their_tracker(tmp_path: Path, durable: Path) -> None:
+    near = tmp_path / "live"
+    save_live(near, 1, 1.0)
+    assert names(drain(near, durable).drained) == ["global_step_1"]
+    assert (durable / "latest_checkpointed_iteration.txt").read_text() == "1"
+    save_live(near, 1, 2.0)  # anew, and its model is damaged: the durable one stays as it was, all of it
+    (file,) = (near / "global_step_1/model").glob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-600] + bytes(600))
+    assert len(drain(near, durable).failed) == 1
+    assert latest(durable) == str(durable / "global_step_1")
+    assert read(durable / "global_step_1/model")["weight"].eq(1).all()
+    assert [folder.state for folder in scan_steps(durable, deep=True)] == ["complete"]
+
+
+def test_what_is_no_run(near: Path, durable: Path) -> None:
+    with pytest.raises(ConfigError, match="this folder is a checkpoint itself"):
+        drain(near / "step-10", durable)
+    with pytest.raises(ConfigError, match="near and durable are one folder"):
+        drain(near, near)
 
 
 def test_a_run_that_has_not_begun(tmp_path: Path, durable: Path) -> None:

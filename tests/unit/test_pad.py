@@ -78,7 +78,9 @@ def test_the_state_has_the_padded_shape(ckpt: Path) -> None:
         load_state_dict(ckpt, {"embed": torch.zeros(15, 3), "n": torch.zeros(2)}, no_dist=True, spec=spec)
 
 
-@pytest.mark.parametrize("wrong", [{}, {"size": 4, "multiple": 2}, {"size": 0}, {"multiple": True}, {"size": 2.5}])
+@pytest.mark.parametrize(
+    "wrong", [{}, {"size": 4, "multiple": 2}, {"size": 0}, {"multiple": True}, {"size": 2.5}, {"size": 1 << 70}]
+)
 def test_arguments_that_do_not_fit(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="pass size or multiple"):
         Pad("embed", **wrong)

@@ -105,6 +105,7 @@ def test_the_first_pattern_counts(tmp_path: Path) -> None:
         ({"model": "int8"}, "'int8'}: must be one of torch.bfloat16"),
         ({"model": "bf17"}, "'bf17'}: must be one of torch.bfloat16"),
         ({3: "bfloat16"}, "3 is no pattern"),
+        ("bfloat16", "cast='bfloat16': must be a dict"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, cast: dict[Any, Any], said: str) -> None:
@@ -113,6 +114,15 @@ def test_what_is_refused(tmp_path: Path, cast: dict[Any, Any], said: str) -> Non
     assert not (tmp_path / "ckpt" / ".metadata").exists()
     with pytest.raises(ConfigError, match=r"BcpSavePlanner takes include, exclude and cast"):
         save_state_dict(tmp_path / "ckpt", state(), no_dist=True, cast=CAST, planner=BcpSavePlanner())
+
+
+def test_floats_of_8_bits_stay_as_they_are(tmp_path: Path) -> None:
+    value = {"w": torch.ones(3), "codes": torch.ones(4).to(torch.float8_e4m3fn)}
+    save_state_dict(tmp_path, value, no_dist=True, cast={"*": "bfloat16"})
+    assert {name: tensor.dtype for name, tensor in read(tmp_path).items()} == {
+        "w": torch.bfloat16,
+        "codes": torch.float8_e4m3fn,
+    }
 
 
 def test_other_tensors_are_refused(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def within(wrapper: str) -> list[str]:
 )
 def test_the_spec_is_found(asked: list[str], stored: list[str], rules: dict[str, str]) -> None:
     missing = [name for name in asked if name not in stored]
-    assert spec_that_loads(missing, stored) == f"LoadSpec(rename={rules!r}) loads them"
+    strict = ", strict='model'" if "step" in stored else ""
+    assert spec_that_loads(missing, stored, asked) == f"LoadSpec(rename={rules!r}{strict}) loads them"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,24 @@ def test_the_spec_is_found(asked: list[str], stored: list[str], rules: dict[str,
 )
 def test_none_is_named_that_would_not_load(stored: list[str]) -> None:
     assert spec_that_loads(PLAIN, stored) == ""
+
+
+def test_weights_of_another_module_are_not_taken() -> None:
+    """Names and shapes may fit, and the weights would be wrong."""
+    assert spec_that_loads(before("text"), before("vision")) == ""
+    assert spec_that_loads(before("decoder.model"), before("encoder.model")) == ""
+    assert spec_that_loads(before("net.text"), before("module.text")) != ""
+
+
+def test_the_spec_loads_where_more_is_stored(tmp_path: Path) -> None:
+    save_state_dict(
+        tmp_path, {"model": {"w": torch.ones(2)}, "optim": {"state": torch.ones(3)}, "step": 3}, no_dist=True
+    )
+    with pytest.raises(KeyMismatchError, match=r"LoadSpec\(rename=\{'model': ''\}, strict='model'\) loads them"):
+        load_state_dict(tmp_path, {"w": torch.zeros(2)}, no_dist=True)
+    got = {"w": torch.zeros(2)}
+    load_state_dict(tmp_path, got, no_dist=True, spec=LoadSpec(rename={"model": ""}, strict="model"))
+    assert got["w"].eq(1).all()
 
 
 def call_dcp_planner(path: Path, model: nn.Module) -> None:
