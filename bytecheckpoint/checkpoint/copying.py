@@ -103,7 +103,7 @@ def copy_checkpoint(
         CheckpointChangedError: A newer save replaced the source meanwhile.
         CheckpointExistsError: There is another checkpoint at ``target``.
         CheckpointNotFoundError: There is none at ``source``.
-        ConfigError: ``bytes_per_s`` is below 0, or a URL is of an unknown kind.
+        ConfigError: ``bytes_per_s`` is below 0, source and target are one folder, or a URL is of an unknown kind.
         CorruptCheckpointError: The source is damaged; nothing was committed.
         StorageError: The storage refused, or has no room.
         UnsupportedError: The source is of another writer, or each rank committed a part of its own: ``convert`` writes
@@ -121,6 +121,8 @@ def copy_checkpoint(
         _Copy(below(from_, part) if part else from_, below(to, part) if part else to, config, overwrite)
         for part in parts or ("",)
     ]
+    if folder_at(to).is_same(from_):
+        raise ConfigError(f"copy({from_}): source and target are one folder")
     if not folder_at(to).has_listing:
         raise UnsupportedError(f"copy({to}): over HTTP a checkpoint can only be read", str(to))
     for each in copies:
@@ -205,7 +207,8 @@ class _Copy:
         id_there = self._id_there()
         self.has_another = id_there not in (None, self._checkpoint.save_id)
         # What other tools copied may be a commit mark whose files are missing or cut: that is replaced.
-        self.is_there = id_there == self._checkpoint.save_id and self._has_all_files()
+        self._is_this = id_there == self._checkpoint.save_id
+        self.is_there = self._is_this and self._has_all_files()
 
     def _id_there(self) -> str | None:
         """Returns the id of the save that is at the target; None if there is none that can be read."""
@@ -245,7 +248,7 @@ class _Copy:
             self._config,
             save_id=_C.draw_save_id(),
             rank=None,
-            overwrite=self._overwrite or not self.has_another,
+            overwrite=self._overwrite or self._is_this,
             sync=True,
             reserve_bytes=0,
         )

@@ -121,7 +121,7 @@ def drain(
     from_, to = known(location(near), config), known(location(durable), config)
     report = DrainReport(near=str(from_), durable=str(to))
     stop = stop or threading.Event()
-    if str(from_) == str(to):
+    if folder_at(to).is_same(from_):
         raise ConfigError(f"drain({from_}): near and durable are one folder")
     if not folder_at(from_).is_gone() and not step_paths(from_, pattern):
         refuse_a_checkpoint(from_, "drain")

@@ -117,6 +117,32 @@ def test_a_copy_that_lacks_files_is_mended(tmp_path: Path) -> None:
     assert not copy_checkpoint(source, target).is_new
 
 
+def test_what_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
+    """Who made it is not known, so it is another checkpoint."""
+    source, target = saved(tmp_path / "source"), saved(tmp_path / "target", 2.0)
+    mark = target / ".metadata"
+    mark.write_bytes(b"damaged" + mark.read_bytes())
+    before = content(target)
+    with pytest.raises(CheckpointExistsError):
+        copy_checkpoint(source, target)
+    assert content(target) == before
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_folder_is_not_copied_onto_itself(tmp_path: Path, is_damaged: bool) -> None:
+    """Files that were taken for those of a broken copy would be the only ones."""
+    source = saved(tmp_path / "source")
+    (tmp_path / "link").symlink_to(source)
+    if is_damaged:
+        (file,) = source.glob("*.distcp")
+        file.write_bytes(file.read_bytes()[:-10])
+    before = content(source)
+    for target in (source, tmp_path / "link", f"{tmp_path}/./source/"):
+        with pytest.raises(ConfigError, match="source and target are one folder"):
+            copy_checkpoint(source, target, overwrite=True)
+    assert content(source) == before
+
+
 def live(path: Path, *parts: str) -> Path:
     model = nn.Linear(3, 4)
     state = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "extra_state": {"step": 3}}
