@@ -313,7 +313,7 @@ CALLS = (
     PublicCall(("scan_steps",), scan_steps, is_collective=False),
     PublicCall(("verify",), verify, is_collective=False),
     PublicCall(("copy_checkpoint",), copy_checkpoint, is_collective=False),
-    PublicCall(("drain",), drain, is_collective=False),
+    PublicCall(("drain",), drain, is_collective=False, may_fail=False),
     PublicCall(("digest",), digest, is_collective=False),
     PublicCall(("merge", "scatter"), merge_and_scatter, is_collective=False, may_fail=False),
     PublicCall(("get_rng_state", "set_rng_state"), rng_state, is_collective=False, may_fail=False),
