@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.config import Config
@@ -155,9 +156,9 @@ def _refuse_others(target: Place, parts: Sequence[str], copies: Sequence[_Copy],
         CheckpointExistsError: There is one.
     """
     folder = folder_at(target)
-    if not folder.is_there():
+    if isinstance(target, Path) and not folder.is_there():  # a URL has nothing below it then
         return
-    there = set(parts_in(target)) if folder.has_listing else set()
+    there = set(parts_in(target))
     others = (
         [part for part in there if folder_at(below(target, part)).has(_MARK)] if not parts else sorted(there - {*parts})
     )

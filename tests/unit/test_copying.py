@@ -77,6 +77,18 @@ def test_a_step_in_parts(tmp_path: Path) -> None:
     assert not copy_checkpoint(tmp_path / "run/global_step_3", tmp_path / "other/global_step_3").is_new
 
 
+def test_to_a_url_and_back(tmp_path: Path) -> None:
+    """Of the store only the URL of the target is known, and nothing is below it."""
+    source = saved(tmp_path / "source")
+    url = f"memory://copying/{tmp_path.name}/deep/target"
+    assert copy_checkpoint(source, url).is_new
+    assert not copy_checkpoint(source, url).is_new
+    assert copy_checkpoint(url, tmp_path / "back").is_new
+    assert content(tmp_path / "back") == content(source)
+    with pytest.raises(CheckpointExistsError, match="overwrite=False"):
+        copy_checkpoint(saved(tmp_path / "other", 2.0), url)
+
+
 def test_damage_is_not_copied(tmp_path: Path) -> None:
     source = saved(tmp_path / "source")
     (file,) = source.glob("*.distcp")
