@@ -131,7 +131,7 @@ format::Manifest save(const TempDir& dir, Random* random, std::deque<Sample>* sa
   const format::Manifest manifest =
       test::value_of(assemble_manifest(test::planned(items, test::save_id_of(1)), {result}));
   EXPECT_OK(commit->check_files(manifest.files));
-  EXPECT_OK(commit->commit(format::encode_metadata_file(manifest), manifest.files));
+  EXPECT_OK(commit->commit(format::encode_metadata_file(manifest), manifest.files, manifest.save_id));
   return test::value_of(open_checkpoint(dir.path(), {{}, /*check_pickle=*/true}));
 }
 
