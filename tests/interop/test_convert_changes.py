@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,6 +18,10 @@ from torch import nn
 from bytecheckpoint import LoadSpec, read, save_state_dict
 from bytecheckpoint.convert import convert
 from bytecheckpoint.errors import CheckpointError, ConfigError, KeyMismatchError, ShapeMismatchError
+
+pytest.importorskip("peft", reason="peft is not installed: ITS ADAPTERS ARE NOT TESTED")
+
+import peft
 
 
 def state(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
