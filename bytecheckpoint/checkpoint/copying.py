@@ -30,7 +30,7 @@ from bytecheckpoint.storage.in_use import reading
 from bytecheckpoint.storage.parts import parts_in
 from bytecheckpoint.storage.paths import Place, below, location, location_to_read
 
-__all__ = ["CopyReport", "copy_checkpoint"]
+__all__ = ["CopyReport", "copy_checkpoint", "is_copied"]
 
 _MARK = ".metadata"
 # A slow copy may take longer than a save. A store's sweep takes what no commit names once it is a day old.
@@ -116,12 +116,7 @@ def copy_checkpoint(
         raise ConfigError(f"bytes_per_s={bytes_per_s}: must be 0 or more")
     config = replace(config, commit_deadline_s=max(config.commit_deadline_s, _MOST_SECONDS), journal="off")
     from_, to = known(location_to_read(source), config), known(location(target), config)
-    folder = folder_at(from_)
-    parts = parts_in(from_) if folder.has_listing and not folder.has(_MARK) and folder.is_there() else ()
-    copies = [
-        _Copy(below(from_, part) if part else from_, below(to, part) if part else to, config, overwrite)
-        for part in parts or ("",)
-    ]
+    parts, copies = _copies(from_, to, config, overwrite)
     if folder_at(to).is_same(from_):
         raise ConfigError(f"copy({from_}): source and target are one folder")
     if not folder_at(to).has_listing:
@@ -147,6 +142,29 @@ def copy_checkpoint(
         seconds=time.monotonic() - begin,
         warnings=tuple(warning for each in reports for warning in each.warnings),
     )
+
+
+def is_copied(source: Place, target: Place, config: Config) -> bool:
+    """Whether a target has the very save of a source, with all of its data files, by their sizes and ends.
+
+    A commit mark alone does not say so: other tools copy it before its data.
+    """
+    with contextlib.suppress(CheckpointError):
+        _, copies = _copies(source, target, config, overwrite=False)
+        for each in copies:
+            each.open()
+        return all(each.is_there for each in copies)
+    return False
+
+
+def _copies(source: Place, target: Place, config: Config, overwrite: bool) -> tuple[Sequence[str], list[_Copy]]:
+    """Returns the parts of a step, none of a checkpoint that has no parts, and the copies to make, the model last."""
+    folder = folder_at(source)
+    parts = parts_in(source) if folder.has_listing and not folder.has(_MARK) and folder.is_there() else ()
+    return parts, [
+        _Copy(below(source, part) if part else source, below(target, part) if part else target, config, overwrite)
+        for part in parts or ("",)
+    ]
 
 
 def _refuse_others(target: Place, parts: Sequence[str], copies: Sequence[_Copy], overwrite: bool) -> None:

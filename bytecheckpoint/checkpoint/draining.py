@@ -13,17 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
-from bytecheckpoint.checkpoint.copying import copy_checkpoint
+from bytecheckpoint.checkpoint.copying import copy_checkpoint, is_copied
 from bytecheckpoint.checkpoint.keeping import pin, pins_of, unpin
 from bytecheckpoint.checkpoint.newest import refuse_a_checkpoint
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.tracker_text import TRACKER, tracker_text
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
-from bytecheckpoint.native import _core
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.storage.folders import folder_at, known
-from bytecheckpoint.storage.parts import parts_in
 from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of
 from bytecheckpoint.storage.step_folder import step_paths
 
@@ -129,7 +127,7 @@ def drain(
     drained: set[tuple[str, int | None]] = set()  # known to be there, so that a watch does not look at all files again
     _unpin_left(from_, pattern)
     while True:
-        for path in _waiting(from_, to, every, pattern, most_waiting, drained, report):
+        for path in _waiting(from_, to, every, pattern, most_waiting, drained, config, report):
             if stop.is_set():
                 break
             _drain_step(path, str(below(to, name_of(as_place(path)))), bytes_per_s, config, progress, report)
@@ -155,6 +153,7 @@ def _waiting(
     pattern: str | None,
     most_waiting: int,
     drained: set[tuple[str, int | None]],
+    config: Config,
     report: DrainReport,
 ) -> list[str]:
     """Returns the folders of the steps to drain, the oldest first, and notes which are dropped."""
@@ -170,7 +169,7 @@ def _waiting(
                 report.failed[path] = f"{folder.state}: {folder.reason}"
             continue
         this = path, folder_at(as_place(path)).changed(".metadata" if not folder.components else "model/.metadata")
-        if this in drained or _has_all(as_place(path), below(durable, name_of(as_place(path)))):
+        if this in drained or is_copied(as_place(path), below(durable, name_of(as_place(path))), config):
             drained.add(this)
             break
         waiting.append(path)
@@ -181,24 +180,6 @@ def _waiting(
             report.dropped.append(path)
             _logger.warning("drain(%s): %s is dropped: %d newer steps wait", near, PurePath(path).name, most)
     return waiting[-most:]
-
-
-def _has_all(step: Place, durable: Place) -> bool:
-    """Whether a step is in durable storage, with all of its data files, by their sizes and ends.
-
-    A commit mark alone does not say so: other tools copy it before its data.
-    """
-    folder = folder_at(step)
-    parts = () if folder.has(".metadata") else parts_in(step)
-    with contextlib.suppress(CheckpointError):
-        for part in parts or ("",):
-            ours = _core.Checkpoint.open(str(below(step, part) if part else step))
-            there = str(below(durable, part) if part else durable)
-            if _core.Checkpoint.open(there).save_id != ours.save_id:
-                return False
-            ours.check_files(there)
-        return True
-    return False
 
 
 def _copy_tracker(path: str, report: DrainReport) -> None:

@@ -33,8 +33,9 @@ _PREFIX = "base_model.model."
 # Names of the two factors, in what peft's save_pretrained writes and in the state dict of its model.
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])(\.(?!weight$)[^.]+)?(\.weight)?")
 _SAVED = re.compile(r"\.modules_to_save\.[^.]+\.")
+# Values of init_lora_weights with which the base stays as it is.
+_PLAIN_BEGINS = (True, False, None, "gaussian", "orthogonal")
 # Settings with which an adapter is more than the product of two factors.
-_PLAIN_BEGINS = (True, False, None, "gaussian", "orthogonal")  # of factors that begin beside an unchanged base
 _UNKNOWN = ("use_dora", "lora_bias", "target_parameters", "alora_invocation_tokens")
 
 
@@ -135,7 +136,8 @@ class Adapter:
         """
         place = known(location_to_read(self._place), config)
         folder = folder_at(place)
-        text = folder.read_file(_CONFIG, _MOST_CONFIG_BYTES) if folder.is_there() else None
+        is_file = isinstance(place, Path) and not folder.is_there()
+        text = None if is_file else folder.read_file(_CONFIG, _MOST_CONFIG_BYTES)
         if text is None:
             if self._alpha is None:
                 raise ConfigError(f"convert: adapter {self._place}: it has no {_CONFIG}: pass lora_alpha")

@@ -280,3 +280,14 @@ def test_an_adapter_of_another_base(tmp_path: Path) -> None:
         convert(tmp_path / "other", tmp_path / "out", adapter=tmp_path / "adapter")
     with pytest.raises(KeyMismatchError, match="no factors lora_A and lora_B"):
         convert(tmp_path / "base", tmp_path / "out", adapter=tmp_path / "base", lora_alpha=1)
+
+
+def test_an_adapter_at_a_url(tmp_path: Path) -> None:
+    """Of the store only that URL is known."""
+    wanted = adapted(tmp_path)
+    url = f"memory://adapters/{tmp_path.name}/deep/adapter"
+    save_state_dict(url, load_file(tmp_path / "adapter/adapter_model.safetensors"), no_dist=True)
+    convert(tmp_path / "base", tmp_path / "out", adapter=url, lora_alpha=5)
+    got = load_file(tmp_path / "out/model.safetensors")
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-6, atol=1e-6)
