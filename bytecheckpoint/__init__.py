@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.storage.object_store.sweep import SweepReport as SweepReport
     from bytecheckpoint.storage.object_store.sweep import sweep as sweep
     from bytecheckpoint.storage.step_folder import StepFolder as StepFolder
+    from bytecheckpoint.storage.tiers import Tiers as Tiers
     from bytecheckpoint.training_state.checkpointers import DDPCheckpointer as DDPCheckpointer
     from bytecheckpoint.training_state.checkpointers import FSDP2Checkpointer as FSDP2Checkpointer
     from bytecheckpoint.training_state.checkpointers import FSDPCheckpointer as FSDPCheckpointer
@@ -105,6 +106,7 @@ _NAMES = {
     "state_dicts": "async_save_state_dict load_state_dict save_state_dict",
     "storage.object_store.sweep": "SweepReport sweep",
     "storage.step_folder": "StepFolder",
+    "storage.tiers": "Tiers",
     "training_state.checkpointers": "DDPCheckpointer FSDP2Checkpointer FSDPCheckpointer",
     "training_state.rng_state": "get_rng_state set_rng_state",
     "training_state.latest": "latest",

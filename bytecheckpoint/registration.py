@@ -6,10 +6,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial, wraps
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from bytecheckpoint.calls.of_dcp import SAVE_FLOW, AsyncSaveCall, FlowCall, is_called_by_async_save
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.call_context import explicit_call
+from bytecheckpoint.dcp.default_storage import storage_setup
 from bytecheckpoint.dcp.direct_calls import failing_planner, save_over_group
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
@@ -41,12 +42,11 @@ from bytecheckpoint.runtime.patching import Replacing
 from bytecheckpoint.staging import background as _background
 from bytecheckpoint.staging.save_executor import SaveExecutor
 from bytecheckpoint.staging.staged_state import StagedState, claimed, staging_of
-from bytecheckpoint.storage.folders import can_open_url
-from bytecheckpoint.storage.paths import can_be_place, is_local, is_url, location
+from bytecheckpoint.storage.paths import location
+from bytecheckpoint.storage.tiers import Tiers
 
 __all__ = ["register", "registered", "unregister"]
 
-_has_warned_of_url = False
 _of_thread = threading.local()  # its attribute `given` refers to a staged state that DCP is about to save
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, DCP's value, our value
 _on_report: OnReport | None = None  # observes while ours are in place
@@ -59,6 +59,7 @@ def register(
     spec: LoadSpec | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    tiers: Tiers | None = None,
     on_report: OnReport | None = None,
 ) -> None:
     """Makes ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` use our writer, reader and planners by default.
@@ -84,6 +85,9 @@ def register(
         include: Patterns of the keys that ``dcp.save`` and ``dcp.async_save`` save, if they are passed no planner; see
             ``BcpSavePlanner``. They count for every such save.
         exclude: Patterns of the keys that they leave out.
+        tiers: Places of the run. If a call passes no writer or reader, the last name in its ``checkpoint_id`` is the
+            step: ``dcp.save(state, checkpoint_id="anything/step-100")`` saves to ``tiers / "step-100"``, and
+            ``dcp.load`` takes it from the nearest place. A name that is no step is a ``ConfigError``.
         on_report: Function that gets the report of each save and load, in the process of the coordinator, as if it were
             passed to ``bytecheckpoint.observe`` until ``unregister``. A thread of ours calls it, soon after the call
             has ended; ``bytecheckpoint.observability.flush`` waits for it.
@@ -94,8 +98,7 @@ def register(
         ConfigError: A pattern is none. Or a ``BYTECHECKPOINT_*`` variable has a wrong value, which is raised here only
             with ``allow_pickle``.
     """
-    choice = KeyChoice(include, exclude)
-    _replacing.install(allow_pickle=allow_pickle, config=config, spec=spec, choice=choice, on_report=on_report)
+    _replacing.install(asked=_Asked(allow_pickle, config, spec, KeyChoice(include, exclude), tiers, on_report))
 
 
 def unregister() -> None:
@@ -114,6 +117,7 @@ def registered(
     spec: LoadSpec | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    tiers: Tiers | None = None,
     on_report: OnReport | None = None,
 ) -> Iterator[None]:
     """Acts like ``register`` for the duration of a ``with`` block.
@@ -127,32 +131,39 @@ def registered(
         spec: See ``register``.
         include: See ``register``.
         exclude: See ``register``.
+        tiers: See ``register``.
         on_report: See ``register``.
     """
-    choice = KeyChoice(include, exclude)
-    with _replacing.block(allow_pickle=allow_pickle, config=config, spec=spec, choice=choice, on_report=on_report):
+    with _replacing.block(asked=_Asked(allow_pickle, config, spec, KeyChoice(include, exclude), tiers, on_report)):
         yield
 
 
-def _replace(
-    allow_pickle: bool,
-    config: Config | None,
-    spec: LoadSpec | None,
-    choice: KeyChoice,
-    on_report: OnReport | None,
-) -> None:
+@dataclass(frozen=True)
+class _Asked:
+    """What ``register`` was asked for; see there."""
+
+    allow_pickle: bool
+    config: Config | None
+    spec: LoadSpec | None
+    choice: KeyChoice
+    tiers: Tiers | None
+    on_report: OnReport | None
+
+
+def _replace(asked: _Asked) -> None:
     global _on_report
     if _replaced:
         return
-    if allow_pickle:
-        config = dataclasses.replace(config or Config.from_env(), allow_pickle=True)
-    replacements = _replacements(config, spec, choice)
+    if asked.allow_pickle:
+        config = dataclasses.replace(asked.config or Config.from_env(), allow_pickle=True)
+        asked = dataclasses.replace(asked, config=config)
+    replacements = _replacements(asked)
     for module, name, _, ours in replacements:
         setattr(module, name, ours)
     _replaced.extend(replacements)
-    _on_report = on_report
-    if on_report is not None:
-        observe(on_report)
+    _on_report = asked.on_report
+    if _on_report is not None:
+        observe(_on_report)
 
 
 def _give_back() -> None:
@@ -169,9 +180,7 @@ def _give_back() -> None:
 _replacing = Replacing(_replace, _give_back)
 
 
-def _replacements(
-    config: Config | None, spec: LoadSpec | None, choice: KeyChoice
-) -> list[tuple[ModuleType, str, Any, Any]]:
+def _replacements(asked: _Asked) -> list[tuple[ModuleType, str, Any, Any]]:
     """Checks that DCP is built as expected, and returns what to replace: module, name, DCP's value, our value."""
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
@@ -179,7 +188,8 @@ def _replacements(
     loader: Any = state_dict_loader
     require(REGISTER, anew=True)
     made: weakref.WeakSet[BcpReader] = weakref.WeakSet()
-    setup = _storage_setup(saver._storage_setup, config, made)
+    config, choice, spec = asked.config, asked.choice, asked.spec
+    setup = storage_setup(saver._storage_setup, asked.config, asked.tiers, made)
     save_flow = _with_call_context(saver._save_state_dict, "storage_writer", lambda: saver.DefaultSavePlanner)
     save_planner: Any = BcpSavePlanner
     if config or choice:
@@ -202,52 +212,6 @@ def _replacements(
         executors.append("_ProcessBasedAsyncCheckpointExecutor")
     pairs += [(saver, name, _filling(getattr(saver, name), setup, config, save_planner)) for name in executors]
     return [(module, name, getattr(module, name), ours) for module, name, ours in pairs]
-
-
-def _storage_setup(
-    theirs: Callable[..., Any], config: Config | None, made: weakref.WeakSet[BcpReader]
-) -> Callable[..., Any]:
-    """Wraps DCP's choice of a writer or reader: ours take the place of those of the file system.
-
-    Args:
-        theirs: DCP's function.
-        config: See ``register``.
-        made: Each reader that is made is added to it.
-    """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-
-    def setup(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
-        stock: Any = FileSystemReader if reader else FileSystemWriter
-        if storage or not checkpoint_id:
-            return theirs(storage, checkpoint_id, reader)
-        is_own_url = is_url(checkpoint_id) and is_local(checkpoint_id)
-        is_own_url = is_own_url or (can_open_url(checkpoint_id))
-        if not is_own_url and not stock.validate_checkpoint_id(checkpoint_id):
-            _warn_of_url(checkpoint_id)
-            return theirs(storage, checkpoint_id, reader)
-        if not reader:
-            return BcpWriter(checkpoint_id, config=config)
-        ours = BcpReader(checkpoint_id, config=config)
-        made.add(ours)
-        return ours
-
-    return setup
-
-
-def _warn_of_url(checkpoint_id: Any) -> None:
-    """Warns once in a process that DCP's own classes handle this URL."""
-    global _has_warned_of_url
-    if _has_warned_of_url or not is_url(checkpoint_id):
-        return
-    _has_warned_of_url = True
-    scheme = str(checkpoint_id).partition("://")[0]  # the rest may hold secrets
-    hint = " (pip install 'bytecheckpoint-dcp[cloud]' for ours)" if can_be_place(checkpoint_id) else ""
-    warnings.warn(
-        f"bytecheckpoint: {scheme}://...: register() leaves URLs to DCP's own writer and reader{hint}: such a save "
-        "is not atomic and has no checksums, and a load runs the code in its pickles",
-        RuntimeWarning,
-        stacklevel=4,
-    )
 
 
 def _beginning_again(loader: Any, made: weakref.WeakSet[BcpReader]) -> Callable[..., None]:
@@ -387,6 +351,7 @@ def _filling(
             turn = take_drawn_turn()
             if storage_writer is None and checkpoint_id:
                 storage_writer = setup(None, checkpoint_id)
+                checkpoint_id = getattr(storage_writer, "checkpoint_id", checkpoint_id)
             settings = config or Config.from_env()
             planner = new_planner() if planner is None else planner
             if isinstance(storage_writer, BcpWriter):

@@ -25,7 +25,7 @@ from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.names import is_mark, rank_of_mark
 from bytecheckpoint.storage.paths import as_place, below
 
-__all__ = ["Committed", "commit_times", "in_spite_of_copies", "may_be_a_copy"]
+__all__ = ["Committed", "begin_of_save", "commit_times", "in_spite_of_copies", "may_be_a_copy"]
 
 _MARK = ".metadata"
 _PART_COMMITTED_LAST = "model"
@@ -163,14 +163,14 @@ def _save_in(path: str) -> _SaveTimes:
             for mark in filter(is_mark, times):
                 checkpoint = _core.Checkpoint.open(folder, rank=rank_of_mark(mark))
                 last_file = max((times.get(name, 0) for name, *_ in checkpoint.files()), default=0)
-                began = _begin_of_save(checkpoint.save_id)
+                began = begin_of_save(checkpoint.save_id)
                 save = _SaveTimes(max(save.last_file, last_file), max(save.began, began), can_be_read=True)
         except (CheckpointError, OSError, TypeError):  # TypeError: a path that is no UTF-8
             continue
     return save
 
 
-def _begin_of_save(save_id: str) -> int:
+def begin_of_save(save_id: str) -> int:
     """Returns the time in a save id; 0 if it has none: it is of an earlier build, or of another writer."""
     drawn = uuid.UUID(hex=save_id)
     began = (drawn.int >> 80) * 1_000_000

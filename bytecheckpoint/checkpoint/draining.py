@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
-from bytecheckpoint.checkpoint.copying import copy_checkpoint, is_copied
-from bytecheckpoint.checkpoint.keeping import pin, pins_of, unpin
+from bytecheckpoint.checkpoint.copying import CopyReport, copy_checkpoint, is_copied
+from bytecheckpoint.checkpoint.keeping import IS_DRAINED, drains_of, note_drain
 from bytecheckpoint.checkpoint.newest import refuse_a_checkpoint
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.tracker_text import TRACKER, tracker_text
@@ -25,13 +25,9 @@ from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of
 from bytecheckpoint.storage.step_folder import step_paths
 
-__all__ = ["DrainReport", "drain"]
+__all__ = ["DrainReport", "copy_step", "drain"]
 
 _logger = logging.getLogger("bytecheckpoint")
-
-# What a pin of ours says, by which a later drain knows one that a killed drain has left.
-_PIN = "is being drained"
-_PINNED = f"pinned: {_PIN}"
 
 
 @dataclass(kw_only=True)
@@ -130,7 +126,7 @@ def drain(
         for path in _waiting(from_, to, every, pattern, most_waiting, drained, config, report):
             if stop.is_set():
                 break
-            _drain_step(path, str(below(to, name_of(as_place(path)))), bytes_per_s, config, progress, report)
+            _drain_step(path, from_, to, bytes_per_s, config, progress, report)
         report.seconds = time.monotonic() - begin
         if watch_s is None or stop.wait(watch_s):
             return report
@@ -141,9 +137,9 @@ def _unpin_left(near: Place, pattern: str | None) -> None:
     if folder_at(near).is_gone():
         return
     with contextlib.suppress(CheckpointError):
-        for path, text in pins_of([path for _, path in step_paths(near, pattern)]).items():
-            if text == _PINNED:
-                unpin(path)
+        for path, text in drains_of([path for _, path in step_paths(near, pattern)]).items():
+            if text == IS_DRAINED:
+                note_drain(path, "")
 
 
 def _waiting(
@@ -182,9 +178,41 @@ def _waiting(
     return waiting[-most:]
 
 
-def _copy_tracker(path: str, report: DrainReport) -> None:
+def copy_step(
+    path: str,
+    near: Place,
+    durable: Place,
+    bytes_per_s: int,
+    config: Config,
+    progress: Callable[[int, int], object] | None,
+) -> CopyReport:
+    """Copies one step of a run, which is pinned meanwhile, and the tracker if that names it.
+
+    Raises:
+        CheckpointError: See ``copy_checkpoint``; its pin is then what it was.
+    """
+    before = drains_of([path]).get(path, "")
+    note_drain(path, IS_DRAINED)
+    after = before
+    try:
+        copied = copy_checkpoint(
+            path,
+            str(below(durable, name_of(as_place(path)))),
+            overwrite=True,
+            bytes_per_s=bytes_per_s,
+            config=config,
+            progress=progress,
+        )
+        _copy_tracker(path, near, durable)
+        after = ""
+    finally:
+        with contextlib.suppress(CheckpointError):  # it was removed meanwhile
+            note_drain(path, after)
+    return copied
+
+
+def _copy_tracker(path: str, near: Place, durable: Place) -> None:
     """Writes the tracker of ``bytecheckpoint.save`` in durable storage, if the one near by names the step."""
-    near, durable = location(report.near), location(report.durable)
     text = tracker_text(near)
     if text and name_of(as_place(path)) == f"global_step_{text}":
         folder_at(durable).write_file(TRACKER, text.encode())
@@ -192,7 +220,8 @@ def _copy_tracker(path: str, report: DrainReport) -> None:
 
 def _drain_step(
     path: str,
-    target: str,
+    near: Place,
+    durable: Place,
     bytes_per_s: int,
     config: Config,
     progress: Callable[[int, int], object] | None,
@@ -200,18 +229,7 @@ def _drain_step(
 ) -> None:
     report.failed.pop(path, None)
     try:
-        is_pinned = bool(pins_of([path]))
-        if not is_pinned:
-            pin(path, _PIN)
-        try:
-            copied = copy_checkpoint(
-                path, target, overwrite=True, bytes_per_s=bytes_per_s, config=config, progress=progress
-            )
-        finally:
-            if not is_pinned:
-                with contextlib.suppress(CheckpointError):
-                    unpin(path)
-        _copy_tracker(path, report)
+        copied = copy_step(path, near, durable, bytes_per_s, config, progress)
     except CheckpointError as error:
         if folder_at(as_place(path)).is_gone():  # pruned while it waited
             report.dropped.append(path)

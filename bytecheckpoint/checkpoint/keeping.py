@@ -2,6 +2,7 @@
 """Which checkpoints a run keeps besides the newest: pinned ones, the best by a metric, young ones. Needs no torch.
 
 A pin is a small file, ``.bcp/pin.txt``, in the folder of a step. No load needs it, and copies of the folder have it.
+``.bcp/drain.txt`` is the pin of a step that is to be copied to durable storage, beside one of a user.
 """
 
 from __future__ import annotations
@@ -20,16 +21,31 @@ from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.names import RECORDS
 from bytecheckpoint.storage.parts import inspect_step, parsed_user_metadata
-from bytecheckpoint.storage.paths import below, location
+from bytecheckpoint.storage.paths import Place, as_place, below, location
 from bytecheckpoint.storage.small_files import made_folder
 from bytecheckpoint.storage.step_folder import StepFolder
 
-__all__ = ["KeepBest", "best_of", "check_keep_best", "pin", "pins_of", "unpin", "young_of"]
+__all__ = [
+    "IS_DRAINED",
+    "KeepBest",
+    "best_of",
+    "check_keep_best",
+    "drains_of",
+    "note_drain",
+    "pin",
+    "pins_of",
+    "unpin",
+    "young_of",
+]
 
 KeepBest = tuple[str, int] | tuple[str, int, str]
 """A metric in the user metadata, how many to keep, and ``min`` (the default) or ``max``."""
 
+IS_DRAINED = "is being drained"
+"""What ``note_drain`` notes of a step that is being copied. A note that a killed drain has left is removed."""
+
 _PIN = f"{RECORDS}/pin.txt"
+_DRAIN = f"{RECORDS}/drain.txt"
 _MOST_BYTES = 1 << 16
 _PINNED = "pinned"
 _ORDERS = ("min", "max")
@@ -49,17 +65,11 @@ def pin(path: str | os.PathLike[str], why: str = "", *, config: Config | None = 
         CheckpointNotFoundError: There is no checkpoint.
         StorageError: The file system or the store refused.
     """
-    place = known(location(path), config)
-    found = inspect_step(place)
-    if not found["has_mark"] or not (found["marks"] or found["components"]):  # else of a run that holds checkpoints
-        raise CheckpointNotFoundError(f"pin({place}): no checkpoint there", str(place))
-    if isinstance(place, Path):
-        made_folder(place / RECORDS)
-    folder_at(place).write_file(_PIN, f"{why}\n".encode(errors="replace"))
+    _write(known(location(path), config), _PIN, why)
 
 
 def unpin(path: str | os.PathLike[str], *, config: Config | None = None) -> bool:
-    """Removes the pin of a checkpoint. Returns whether there was one.
+    """Removes the pin of a checkpoint, also one of ``drain`` or ``Tiers``. Returns whether there was one.
 
     Args:
         path: See ``pin``.
@@ -70,9 +80,32 @@ def unpin(path: str | os.PathLike[str], *, config: Config | None = None) -> bool
     """
     place = known(location(path), config)
     was_pinned = bool(pins_of([str(place)]))
-    if was_pinned:
-        folder_at(place).remove_file(_PIN)
+    for name in (_PIN, _DRAIN) if was_pinned else ():
+        folder_at(place).remove_file(name)
     return was_pinned
+
+
+def note_drain(path: str, state: str) -> None:
+    """Pins a step that is to be copied to durable storage, or is being copied; ``""`` says that it no longer is.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint.
+        StorageError: The file system or the store refused.
+    """
+    place = as_place(path)
+    if state:
+        _write(place, _DRAIN, state)
+    else:
+        folder_at(place).remove_file(_DRAIN)
+
+
+def drains_of(paths: Iterable[str]) -> dict[str, str]:
+    """Returns what ``note_drain`` noted of step folders, by path.
+
+    Raises:
+        StorageError: A note cannot be read.
+    """
+    return _read(paths, _DRAIN)
 
 
 def pins_of(paths: Iterable[str]) -> dict[str, str]:
@@ -81,9 +114,23 @@ def pins_of(paths: Iterable[str]) -> dict[str, str]:
     Raises:
         StorageError: A pin cannot be read.
     """
-    found = {path: folder_at(path).read_file(_PIN, _MOST_BYTES) for path in paths}
-    texts = {path: " ".join(pin.decode(errors="replace").split()) for path, pin in found.items() if pin is not None}
+    paths = [*paths]
+    texts = {**_read(paths, _DRAIN), **_read(paths, _PIN)}
     return {path: f"{_PINNED}: {text}" if text else _PINNED for path, text in texts.items()}
+
+
+def _write(place: Place, name: str, text: str) -> None:
+    found = inspect_step(place)
+    if not found["has_mark"] or not (found["marks"] or found["components"]):  # else of a run that holds checkpoints
+        raise CheckpointNotFoundError(f"pin({place}): no checkpoint there", str(place))
+    if isinstance(place, Path):
+        made_folder(place / RECORDS)
+    folder_at(place).write_file(name, f"{text}\n".encode(errors="replace"))
+
+
+def _read(paths: Iterable[str], name: str) -> dict[str, str]:
+    found = {path: folder_at(path).read_file(name, _MOST_BYTES) for path in paths}
+    return {path: " ".join(text.decode(errors="replace").split()) for path, text in found.items() if text is not None}
 
 
 def check_keep_best(keep_best: object) -> None:

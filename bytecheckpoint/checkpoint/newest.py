@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bytecheckpoint.checkpoint.commit_order import CommitOrder, commit_order
+from bytecheckpoint.checkpoint.commit_times import begin_of_save
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.tracker_text import tracker_text
 from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
@@ -17,8 +18,9 @@ from bytecheckpoint.storage.parts import PARTS, REFERENCE
 from bytecheckpoint.storage.paths import Place, as_place, below, name_of
 from bytecheckpoint.storage.small_files import storage_errors
 from bytecheckpoint.storage.step_folder import StepFolder, step_paths
+from bytecheckpoint.storage.step_names import run_and_step
 
-__all__ = ["Newest", "newest_whole"]
+__all__ = ["Newest", "newest_in", "newest_whole"]
 
 _MOST_NAMED = 5
 
@@ -79,6 +81,66 @@ def newest_whole(
     if found is not None and found.path in marked and before is None:
         said += filter(None, [order.doubts_about((found.step, found.path))])
     return Newest(None if found is None else found.path, tuple(f"{asked}({run}): {text}" for text in said))
+
+
+def newest_in(runs: Sequence[Place], look: Callable[[Place], Newest], asked: str) -> Newest:
+    """Returns the newest step of a run that is kept in several places, from the nearest place that has it.
+
+    The newest is the one whose save began last, which save ids say; where they do not, the one of the higher number.
+
+    Args:
+        runs: Folders of the run, the nearest first.
+        look: Returns the newest step of one of them.
+        asked: Name of the function that the user called, for messages.
+
+    Raises:
+        CheckpointError: No place has a whole checkpoint, and one could not be looked at, or has damaged ones.
+    """
+    if len(runs) == 1:
+        return look(runs[0])
+    found: list[Newest] = []
+    said: list[str] = []
+    failures: list[CheckpointError] = []
+    for run in runs:
+        try:
+            newest = look(run)
+        except CheckpointError as error:
+            failures.append(error)
+            continue
+        found += [newest] if newest.path is not None else []
+        said += newest.warnings
+    if not found:
+        if failures and (len(failures) == len(runs) or not isinstance(failures[0], ConfigError)):
+            raise failures[0]
+        return Newest(None, tuple(said))
+    best = found[0]
+    for other in found[1:]:
+        best = other if _is_later(str(other.path), str(best.path)) else best
+    number = _number_of(str(best.path))
+    higher = [str(other.path) for other in found if _number_of(str(other.path)) > number]
+    said += [
+        f"{asked}({runs[0]}): {best.path} is the newest, by the begin of its save, but {path} has a higher number: a run "
+        "went back to an earlier step and gave that up"
+        for path in higher
+    ]
+    said += [f"{asked}({runs[0]}): taking {best.path}: {error}" for error in failures]
+    return Newest(best.path, tuple(said))
+
+
+def _is_later(path: str, than: str) -> bool:
+    began, of_than = _begin_of(path), _begin_of(than)
+    if began and of_than:
+        return began > of_than
+    return _number_of(path) > _number_of(than)
+
+
+def _begin_of(path: str) -> int:
+    folder = look_at_step(0, path)
+    return max(map(begin_of_save, () if folder is None else folder.save_ids), default=0)
+
+
+def _number_of(path: str) -> int:
+    return run_and_step(path)[1] or 0
 
 
 def _place_of(before: int | str | os.PathLike[str], order: CommitOrder, run: Place, asked: str) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from bytecheckpoint.checkpoint.keeping import IS_DRAINED, drains_of
 from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, UnsupportedError
@@ -13,6 +14,7 @@ from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import inspect_step, is_bare
 from bytecheckpoint.storage.paths import below, check_name, location
 from bytecheckpoint.storage.step_folder import StepFolder, folder_of, step_paths
+from bytecheckpoint.storage.tiers import Tiers
 
 __all__ = ["look_at_step", "scan_steps"]
 
@@ -26,7 +28,8 @@ def scan_steps(
     is under way, the result may be out of date when the call returns. Symbolic links are left out.
 
     Args:
-        root: Folder of a run, or its URL in an object store.
+        root: Folder of a run, or its URL in an object store. Of ``Tiers``, the steps of all places are returned, each
+            from the nearest in which it is complete; ``StepFolder.tiers`` says what is where.
         pattern: Regular expression that matches the whole name of a step folder. Its first group is the step, of at
             most 18 digits. None matches ``step-100``, ``step_100``, ``step100``, ``global_step_100``,
             ``checkpoint-100`` and ``100``.
@@ -40,12 +43,40 @@ def scan_steps(
         ConfigError: ``pattern`` is not such an expression, or ``root`` is a URL of an unknown kind.
         StorageError: ``root`` cannot be listed.
     """
+    if isinstance(root, Tiers):
+        return _scan_tiers(root, pattern, deep)
     folders = []
     for step, path in step_paths(known(location(root), config), pattern):
         folder = look_at_step(step, path)
         if folder is not None:
             folders.append(_verified(folder, config) if deep and folder.is_complete else folder)
     return folders
+
+
+def _scan_tiers(tiers: Tiers, pattern: str | None, deep: bool) -> list[StepFolder]:
+    tiers.place_to_write()  # makes its places known
+    found: dict[tuple[int, str], dict[str, StepFolder]] = {}
+    for tier, place in zip(tiers.names, tiers.places, strict=True):
+        folders = (
+            [] if folder_at(place).is_gone() else scan_steps(place, pattern=pattern, deep=deep, config=tiers.config)
+        )
+        for folder in folders:
+            found.setdefault((folder.step, folder.name), {})[tier] = folder
+    return [_in_tiers(by_tier) for _, by_tier in sorted(found.items())]
+
+
+def _in_tiers(by_tier: dict[str, StepFolder]) -> StepFolder:
+    """Returns a step as it is in the nearest place in which it is complete."""
+    nearest = next((folder for folder in by_tier.values() if folder.is_complete), next(iter(by_tier.values())))
+    states = {tier: folder.state for tier, folder in by_tier.items()}
+    for tier, folder in by_tier.items():
+        if folder.save_ids and nearest.save_ids and folder.save_ids != nearest.save_ids:
+            states[tier] = "another save"
+    near = by_tier.get("near")
+    note = "" if near is None else drains_of([near.path]).get(near.path, "")
+    if note:
+        states["durable"] = "draining" if note == IS_DRAINED else "waits"
+    return dataclasses.replace(nearest, tiers=states)
 
 
 def look_at_step(step: int, path: str) -> StepFolder | None:

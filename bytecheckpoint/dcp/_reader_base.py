@@ -28,7 +28,7 @@ from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.in_use import Hold, hold_directory
 from bytecheckpoint.storage.parts import parsed_user_metadata
-from bytecheckpoint.storage.paths import can_be_place, location, location_to_read
+from bytecheckpoint.storage.paths import can_be_place, location_to_read
 
 __all__ = ["ReaderBase"]
 
@@ -114,7 +114,7 @@ class ReaderBase(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Directs the next load to ``checkpoint_id``, if given, and forgets what was read."""
         if checkpoint_id:
-            self.path = location(checkpoint_id)
+            self.path = location_to_read(checkpoint_id)
         self.load_id = str(uuid.uuid4())
         self._forget()
 

@@ -15,6 +15,7 @@ from bytecheckpoint.dcp._save_session import RankResult, SaveSession
 from bytecheckpoint.journal.observers import note_trace
 from bytecheckpoint.native import _C
 from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
+from bytecheckpoint.storage.tiers import tier_of
 
 __all__ = ["report_of_all", "report_of_rank"]
 
@@ -37,6 +38,7 @@ def report_of_rank(
     note_trace(session.path, "save", session.rank, session.phases.trace.whole(), config)
     session.report = SaveReport(
         path=session.path,
+        tier=tier_of(session.path),
         save_id=session.save_id if session.is_coordinator or session.commits_alone else "",
         mesh=mesh_of(planner, session.context.size) if session.is_coordinator else (),
         began_at=session.phases.trace.began_at,

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from bytecheckpoint.calls.progress import progress_bar
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
+from bytecheckpoint.checkpoint.tier_drains import note_tier_commit
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._cancelling import Cancelling
 from bytecheckpoint.dcp._execute_plan import execute_plan
@@ -181,6 +182,7 @@ def commit_save(
             checkpoint = assembled(user_metadata=text)
         report = commit.commit(checkpoint)
         note_commit(session.path)
+        note_tier_commit(session.path)
     except BaseException as error:
         try:
             in_doubt = any(getattr(reason, "errno", None) == ETIMEDOUT for reason in failed.values())

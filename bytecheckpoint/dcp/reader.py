@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.futures import Future
 
 from bytecheckpoint.calls.phases import Phases
+from bytecheckpoint.checkpoint.tier_drains import go_on
 from bytecheckpoint.dcp._failed_metadata import FailedMetadata, typed
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._load_steps import LoadPart, no_part_of, prepare_to_read, read_part
@@ -141,6 +142,8 @@ class BcpReader(ReaderBase):
         self._hold_until_read()
         self.rank, self.use_collectives = kwargs.get("rank"), kwargs.get("use_collectives", True)
         self._is_coordinator = is_coordinator
+        if is_coordinator:
+            go_on(str(self.path))
         self._number = self._call.rank_or(kwargs)
         if "metadata_s" not in self._phases.seconds:
             self._begin_trace()  # the metadata were read in an earlier load

@@ -85,6 +85,7 @@ class SaveReport(RankSaveReport):
 
     Attributes:
         path: Directory of the checkpoint.
+        tier: Which of ``Tiers`` it is committed in, ``near`` or ``durable``; "" without them.
         save_id: 32 hex digits, chosen by the coordinator; "" on other ranks, to which it is not sent.
         mesh: Name and size of each axis of the device mesh that the ranks are arranged in; on the coordinator, if the
             state has a DTensor whose mesh has all ranks in their order. Empty otherwise.
@@ -107,6 +108,7 @@ class SaveReport(RankSaveReport):
 
     path: str
     save_id: str
+    tier: str = ""
     mesh: tuple[tuple[str, int], ...] = ()
     began_at: float = 0.0
     is_async: bool = False

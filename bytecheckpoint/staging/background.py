@@ -20,11 +20,13 @@ from typing import Any, TypeVar
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint.calls.watch import wait_until
+from bytecheckpoint.checkpoint.tier_drains import wait_for_drains
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.journal.observers import flush
 from bytecheckpoint.native import _C
 from bytecheckpoint.runtime import sigterm as _sigterm
+from bytecheckpoint.runtime.before_exit import before_exit
 from bytecheckpoint.runtime.exit_code import end_with
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.staging.leases import is_any_saved, is_saved_in_this_thread
@@ -189,12 +191,7 @@ _saves = PerProcess(_saves_of_process)  # a forked child has none: the threads o
 def _wait_at_exit() -> bool:
     """Makes the end of the process wait for saves. Returns False if the process has already begun to end."""
     atexit.register(_at_exit)
-    try:
-        # `concurrent.futures` does the same. Functions of `atexit` run too late: no thread can be started then.
-        threading._register_atexit(_before_exit)  # type: ignore[attr-defined]
-    except RuntimeError:
-        return False
-    return True
+    return before_exit(_before_exit)
 
 
 def submit(
@@ -338,8 +335,9 @@ def wait_for_queue(queue: str) -> None:
 def shutdown(timeout_s: float | None = None) -> None:
     """Waits for background saves, gives the memory of staged states back, and raises a failure that nobody looked at.
 
-    It also waits for exporters (``observe``), for 60 s at most after the last save. Then nothing of this package writes
-    to a folder any more.
+    It also waits until each step of ``Tiers`` that waits for its durable copy has been tried once more, and for
+    exporters (``observe``), for 60 s at most after the last save. Then nothing of this package writes to a folder any
+    more.
 
     Local, but a save ends only when it can end on all ranks: call this on every rank, before
     ``destroy_process_group``. You may save again afterwards. When the process ends, the same happens by itself: it
@@ -350,17 +348,24 @@ def shutdown(timeout_s: float | None = None) -> None:
         timeout_s: Seconds to wait at most; None waits without limit.
 
     Raises:
-        TimeoutError: Saves are still under way; no memory was given back.
+        TimeoutError: Saves are still under way, and no memory was given back; or a durable copy is.
         CheckpointError: A background save failed and nobody looked at its failure, which is the cause of this error.
-            Or a hook of a background save calls this function.
+            Or steps could not be copied to durable storage. Or a hook of a background save calls this function.
     """
     begin = time.monotonic()
     wait_for_saves(timeout_s)
     _C.close_arena()
-    left_s = _MOST_EXPORT_S if timeout_s is None else timeout_s - (time.monotonic() - begin)
-    if not flush(max(left_s, _LEAST_EXPORT_S)):
-        _logger.warning("shutdown(): an exporter is still at work, and may write")
-    raise_unseen()
+
+    def left_s() -> float | None:
+        return None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - begin))
+
+    try:
+        wait_for_drains(left_s())
+    finally:
+        most_s = left_s()
+        if not flush(_MOST_EXPORT_S if most_s is None else max(most_s, _LEAST_EXPORT_S)):
+            _logger.warning("shutdown(): an exporter is still at work, and may write")
+        raise_unseen()
 
 
 def _before_exit() -> None:

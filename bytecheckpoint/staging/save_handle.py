@@ -8,12 +8,14 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from bytecheckpoint.checkpoint.durable_copies import when_durable
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import RankError, SaveCancelledError
+from bytecheckpoint.errors import CheckpointError, RankError, SaveCancelledError
 from bytecheckpoint.staging import background as _background
 from bytecheckpoint.staging.background import BackgroundFuture
 from bytecheckpoint.staging.leases import beginning
 from bytecheckpoint.staging.staged_state import StagedState, end_of_save, stage_state
+from bytecheckpoint.storage.tiers import tier_of, tiers_of
 
 __all__ = ["SaveHandle", "save_in_background"]
 
@@ -33,6 +35,7 @@ class SaveHandle(Generic[R]):
         staged: Future that is done when tensors on devices may change. Host tensors and objects may change as soon as
             you have the handle.
         committed: Future of the report. Until it is done, the checkpoint before this save is the one at the path.
+        near: ``committed``, if the path is in ``Tiers`` with a near place; else None.
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class SaveHandle(Generic[R]):
         self.committed: Future[R] = committed
         self._committed = committed
         self._give_up = give_up
+        self.near = self.committed if tier_of(path) == "near" else None
+        self._durable: Future[str] | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {self._state()})"
@@ -54,6 +59,21 @@ class SaveHandle(Generic[R]):
         if self._committed.cancelled() or isinstance(error, SaveCancelledError):
             return "cancelled"
         return "committed" if error is None else f"failed: {type(error).__name__}"
+
+    @property
+    def durable(self) -> Future[str] | None:
+        """Future of the durable copy, if the path is in ``Tiers`` with a durable place; else None.
+
+        Its result is the path or URL of the copy. It fails with the error of the save, or with a ``CheckpointError`` if
+        the step is left out: it was not its turn, newer ones waited, or a newer one is there. A process that does not
+        copy looks at the durable place, every 15 s at last.
+        """
+        found = tiers_of(self.path)
+        if self._durable is None and found is not None and found[0].durable:
+            self._durable = future = Future[str]()
+            future.set_running_or_notify_cancel()
+            self.committed.add_done_callback(partial(_when_durable, self.path, future))
+        return self._durable
 
     @property
     def report(self) -> R | None:
@@ -142,6 +162,24 @@ def save_in_background(
         if kept:
             end_of_save(kept.pop())
         raise
+
+
+def _when_durable(path: str, future: Future[str], committed: Future[Any]) -> None:
+    """Completes ``future`` when the copy of a step that was committed is durable."""
+    error = committed.exception()
+    copied = None if error is not None else when_durable(path)
+    if copied is None:
+        future.set_exception(error or CheckpointError(f"{path}: it is in no tiers any more", path))
+    else:
+        copied.add_done_callback(partial(_pass_on, future))
+
+
+def _pass_on(future: Future[Any], done: Future[Any]) -> None:
+    error = done.exception()
+    if error is None:
+        future.set_result(done.result())
+    else:
+        future.set_exception(error)
 
 
 def _when_staged(staging: Future[StagedState]) -> Future[None]:

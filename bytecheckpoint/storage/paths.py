@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import reprlib
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
@@ -14,6 +15,7 @@ from bytecheckpoint.storage.object_store.urls import is_known_store, is_store_ur
 
 __all__ = [
     "Place",
+    "TieredPath",
     "absolute",
     "as_place",
     "below",
@@ -35,6 +37,31 @@ __all__ = [
 Place = Path | str
 
 _FILE_URL = "file://"
+
+
+class TieredPath(os.PathLike[str]):
+    """A path that is in several places, which ``Tiers`` makes: the nearest comes first."""
+
+    @property
+    @abstractmethod
+    def places(self) -> tuple[Place, ...]:
+        """Where it is, or will be, the nearest place first."""
+
+    @abstractmethod
+    def place_to_write(self) -> Place:
+        """Returns the place that a save writes to. What is committed there goes on to the others."""
+
+    @abstractmethod
+    def place_to_read(self) -> Place:
+        """Returns the nearest place that has it; the nearest of all if none has."""
+
+    def __fspath__(self) -> str:
+        return str(self.places[0])
+
+    def __str__(self) -> str:
+        return str(self.places[0])
+
+
 _MOST_SHOWN = 80
 
 
@@ -154,21 +181,29 @@ def local_path(path: str | os.PathLike[str], directory: Path | None = None) -> P
 def location(path: str | os.PathLike[str], directory: Path | None = None) -> Path | str:
     """Returns the directory that ``path`` names as ``local_path`` does; for a URL of an object store, that URL.
 
+    Of ``Tiers`` it is the place that saves write to.
+
     Raises:
         ConfigError: See ``local_path`` and ``store_url``.
         StorageError: See ``local_path``.
     """
+    if isinstance(path, TieredPath):
+        return path.place_to_write()
     return store_url(path) if is_store_url(path) else local_path(path, directory)
 
 
 def location_to_read(path: str | os.PathLike[str] | None) -> Path | str:
     """Does what ``location`` does, for a checkpoint to read. None means that a run has no checkpoint.
 
+    Of ``Tiers`` it is the nearest place that has it.
+
     Raises:
         CheckpointNotFoundError: ``path`` is None.
         ConfigError: See ``location``.
         StorageError: See ``location``.
     """
+    if isinstance(path, TieredPath):
+        return path.place_to_read()
     return path_to_read(path) if path is None or not is_store_url(path) else store_url(path)
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ class StepFolder:
             they are of different saves. Otherwise empty.
         has_mark: Whether there is a commit mark, that of the model if there are components. Also True if that is not
             known.
+        tiers: With ``Tiers``, the state of the step in each of its places, ``near`` and ``durable``. Besides the states
+            above: ``waits`` and ``draining`` of a durable copy that is to come, or under way; ``another save`` of one
+            that this save replaces, or whose save was replaced near by.
     """
 
     step: int
@@ -65,6 +69,7 @@ class StepFolder:
     num_bytes: int = 0
     components: tuple[str, ...] = ()
     has_mark: bool = True
+    tiers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -92,6 +97,7 @@ class StepFolder:
             notes.append(f"parts of {len(self.parts)} ranks")
         if self.is_foreign:
             notes.append("by another writer")
+        notes += [f"{tier}: {state}" for tier, state in self.tiers.items()]
         return f"{self.name}: {', '.join(notes)}" + (f": {self.reason}" if self.reason else "")
 
     def to_dict(self) -> dict[str, Any]:

@@ -24,9 +24,10 @@ from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import LoadReport
+from bytecheckpoint.storage.tiers import Tiers
 from bytecheckpoint.torchtitan._engine import Engine, leaves, raise_at_end, wait_for
 from bytecheckpoint.torchtitan._metrics import TrainerMetrics
-from bytecheckpoint.torchtitan._options import config_of, spec_of
+from bytecheckpoint.torchtitan._options import config_of, spec_of, tiers_of
 
 __all__ = ["BcpCheckpointManager", "BcpCheckpointing", "EngineOptions", "InitialLoadSpec"]
 
@@ -68,12 +69,16 @@ class BcpCheckpointing(_Manager):
     - A step folder counts only if its checkpoint loads. Others are passed over, with a warning.
     - The trainer's metrics logger gets ``checkpoint/save_duration_s`` and the like, see docs/exporters.md.
     - ``keep_latest_k`` counts complete checkpoints. One that is being saved is kept in addition.
+    - With the option ``tiers`` saves go to the near place, and from there to the durable one; see ``Tiers``. A place
+      that the option leaves out is the manager's folder. ``keep_latest_k`` counts near by. ``close`` waits for copies.
     - With ``initial_load_spec`` the initial load goes through our reader, also that of Hugging Face weights.
     """
 
+    folder: str
     purge_thread: threading.Thread | None
     save_future: Future[Any] | None
     _loaded: LoadReport | None = None
+    _tiers: Tiers | None = None
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
         require(TORCHTITAN)
@@ -85,6 +90,9 @@ class BcpCheckpointing(_Manager):
             return
         if self._initial_spec is not None and not (self.initial_load_path or self.initial_load_in_hf):
             _logger.warning("initial_load_spec has no effect without initial_load_path or initial_load_in_hf")
+        self._tiers = None if leaves(self.folder) else tiers_of(config.engine, self.folder)
+        if self._tiers is not None:
+            self.folder = str(self._tiers.place_to_write())
         self._engine = Engine(engine_config, self.pg)
         self._metrics, self._last_step = TrainerMetrics(self.states), 0
         if leaves(self.folder):
@@ -148,11 +156,17 @@ class BcpCheckpointing(_Manager):
     # Which steps there are, and which are removed.
 
     def _load(self, step: int = -1) -> bool:
-        if step != -1 and not leaves(self.folder):
-            self._engine.check_step(self.folder, step)
-        self._is_initial_load = step == -1  # until a step is found
-        self._loaded = None
-        has_loaded = bool(super()._load(step))
+        folder: str = self.folder
+        if self._tiers is not None:
+            self.folder = self._engine.run_to_load(self._tiers, step)
+        try:
+            if step != -1 and not leaves(self.folder):
+                self._engine.check_step(self.folder, step)
+            self._is_initial_load = step == -1  # until a step is found
+            self._loaded = None
+            has_loaded = bool(super()._load(step))
+        finally:
+            self.folder = folder
         if self._loaded is not None:
             self._metrics.log(getattr(self.states.get(TRAIN_STATE), "step", 0), self._loaded)
         return has_loaded
@@ -199,7 +213,7 @@ class BcpCheckpointing(_Manager):
             self._purge_stale_checkpoints()  # the last save was not complete yet when this ran before
         super()._close()
         self._engine.close()
-        raise_at_end(failed)
+        raise_at_end(failed or self._engine.wait_for_copies())
 
 
 class BcpCheckpointManager(BcpCheckpointing, CheckpointManager):
@@ -210,8 +224,8 @@ class BcpCheckpointManager(BcpCheckpointing, CheckpointManager):
         """Every field of ``CheckpointManager.Config``, and two more.
 
         Attributes:
-            engine: A ``bytecheckpoint.Config``, or a mapping of some of its fields. ``BYTECHECKPOINT_*`` variables
-                determine the other fields.
+            engine: A ``bytecheckpoint.Config``, or a mapping of some of its fields, and of ``tiers``: ``Tiers``, or a
+                dict of their arguments. ``BYTECHECKPOINT_*`` variables determine the other fields.
             initial_load_spec: What the initial load takes of a checkpoint, under which names, in which form: a
                 ``LoadSpec``, or the path of a TOML file with one. A job that resumes from its own folder ignores it, as
                 it ignores the other ``initial_load`` settings. With ``initial_load_in_hf``, our reader fills the model

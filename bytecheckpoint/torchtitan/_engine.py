@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
+from bytecheckpoint.checkpoint.newest import Newest, newest_in
 from bytecheckpoint.checkpoint.retention import Retention
 from bytecheckpoint.checkpoint.steps import look_at_step
+from bytecheckpoint.checkpoint.tier_drains import wait_for_drains
 from bytecheckpoint.config import Config
 from bytecheckpoint.distributed.groups import destroy_own_groups
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
@@ -25,8 +28,9 @@ from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
 from bytecheckpoint.storage.folders import can_open_url, folder_at, known
-from bytecheckpoint.storage.paths import below, is_url, location
+from bytecheckpoint.storage.paths import as_place, below, is_url, location, parent_of
 from bytecheckpoint.storage.step_folder import StepFolder, step_paths
+from bytecheckpoint.storage.tiers import Tiers
 from bytecheckpoint.torchtitan._load_planner import ResumePlanner
 
 __all__ = ["STEP_PATTERN", "Engine", "leaves", "raise_at_end", "wait_for"]
@@ -35,6 +39,8 @@ __all__ = ["STEP_PATTERN", "Engine", "leaves", "raise_at_end", "wait_for"]
 STEP_PATTERN = r"step-(\d+)"
 _MARK = ".metadata"
 _HF_INDEX = "model.safetensors.index.json"
+
+T = TypeVar("T")
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -114,18 +120,43 @@ class Engine:
         Collective: rank 0 looks, and tells the others. Half or damaged checkpoints are passed over, with a warning, and
         steps of higher numbers are named.
         """
+        path = self._agreed(lambda: _newest(folder, self.config).path, folder)
+        return -1 if path is None else _step_of(path)
+
+    def run_to_load(self, tiers: Tiers, step: int) -> str:
+        """Returns the folder of ``tiers`` to load from: the nearest that has ``step`` whole, or for -1 the newest one.
+
+        If none has it, it is the nearest of all. Collective: rank 0 looks, and tells the others which place it is.
+        """
+        runs = [*map(str, tiers.places)]
+
+        def look() -> int:
+            if step == -1:
+                found = newest_in(tiers.places, lambda run: _newest(str(run), tiers.config), "load").path
+                paths = [] if found is None else [found]
+            else:
+                paths = [path for run in runs for n, path in _step_folders(run, tiers.config) if n == step]
+            for path in paths:
+                if (folder := look_at_step(_step_of(path), path)) is not None and _may_load(folder):
+                    return runs.index(str(parent_of(as_place(path))))
+            return 0
+
+        return runs[self._agreed(look, runs[0])]
+
+    def _agreed(self, look: Callable[[], T], folder: str) -> T:
+        """Returns what rank 0 sees."""
         if not _is_shared():
-            return _latest_step(folder, self.config)
+            return look()
         answer: list[Any] = [None]
         if dist.get_rank(self.group) == 0:
             try:
-                answer = [_latest_step(folder, self.config)]
+                answer = [look()]
             except (CheckpointError, OSError) as error:
                 answer = [CheckpointError(f"looking for steps in {folder}: {error}", folder)]
         dist.broadcast_object_list(answer, group=self.group, group_src=0)
         if isinstance(answer[0], CheckpointError):
             raise answer[0]
-        return int(answer[0])
+        return cast(T, answer[0])
 
     def check_step(self, folder: str, step: int) -> None:
         """Checks that there is a checkpoint of ``step`` in ``folder``. Local.
@@ -155,6 +186,21 @@ class Engine:
         Local; any thread may call it. A checkpoint that is being saved does not count yet.
         """
         Retention(folder, keep_latest=keep_latest, pattern=STEP_PATTERN, config=self.config).prune()
+
+    def wait_for_copies(self) -> CheckpointError | None:
+        """Waits for the durable copies of ``tiers``, unless training failed. Returns why one failed.
+
+        What is not copied waits near by, and the next job goes on with it.
+        """
+        if sys.exc_info()[1] is not None:
+            return None
+        try:
+            wait_for_drains(self.config.exit_timeout_s)
+        except TimeoutError as error:
+            return CheckpointError(str(error))
+        except CheckpointError as error:
+            return error
+        return None
 
     def close(self) -> None:
         """Destroys the groups that our calls made. Local; no save or load may be under way."""
@@ -191,7 +237,11 @@ def _step_folders(folder: str, config: Config | None) -> list[tuple[int, str]]:
     return [] if folder_at(place).is_gone() else step_paths(place, STEP_PATTERN)
 
 
-def _latest_step(folder: str, config: Config | None = None) -> int:
+def _step_of(path: str) -> int:
+    return int(path.rpartition("-")[2])
+
+
+def _newest(folder: str, config: Config | None = None) -> Newest:
     order = commit_order(known(location(folder), config), _step_folders(folder, config))
     newest = None
     passed = []
@@ -207,11 +257,11 @@ def _latest_step(folder: str, config: Config | None = None) -> int:
     for found in sorted(passed, key=lambda folder: folder.step, reverse=True):
         _logger.warning("%s is passed over, an older step is looked for: %s", found.path, found.summary())
     if newest is None:
-        return -1
+        return Newest(None)
     doubts = order.doubts_about(newest) if newest in order.steps else ""
     if doubts:
         _logger.warning("%s: %s", folder, doubts)
-    return newest[0]
+    return Newest(newest[1])
 
 
 def _may_load(found: StepFolder) -> bool:

@@ -11,12 +11,17 @@ from typing import Any
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.storage.tiers import Tiers
 
-__all__ = ["config_of", "spec_of"]
+__all__ = ["config_of", "spec_of", "tiers_of"]
+
+_TIERS = "tiers"
 
 
 def config_of(options: Mapping[str, Any] | Config | None) -> Config:
     """Returns the settings of ``options``. ``BYTECHECKPOINT_*`` variables determine fields that ``options`` leaves out.
+
+    The option ``tiers`` is none of them; see ``tiers_of``.
 
     Raises:
         ConfigError: An option has a name that no field of ``Config`` has, or an invalid value.
@@ -24,12 +29,29 @@ def config_of(options: Mapping[str, Any] | Config | None) -> Config:
     if isinstance(options, Config):
         return options
     known = [field.name for field in dataclasses.fields(Config)]
-    unknown = sorted(set(options or {}) - set(known))
+    given = {name: value for name, value in (options or {}).items() if name != _TIERS}
+    unknown = sorted(set(given) - set(known))
     if unknown:
         raise ConfigError(
-            f"bytecheckpoint.torchtitan: no such option: {', '.join(unknown)}; known are {', '.join(known)}"
+            f"bytecheckpoint.torchtitan: no such option: {', '.join(unknown)}; known are {', '.join([*known, _TIERS])}"
         )
-    return dataclasses.replace(Config.from_env(), **(options or {}))
+    return dataclasses.replace(Config.from_env(), **given)
+
+
+def tiers_of(options: Mapping[str, Any] | Config | None, folder: str) -> Tiers | None:
+    """Returns the places of the run; None if the options name none.
+
+    Args:
+        options: With ``tiers``: ``Tiers``, or a dict of their arguments.
+        folder: The manager's own folder, which is the place that a dict leaves out.
+
+    Raises:
+        ConfigError: See ``Tiers``.
+    """
+    given = options.get(_TIERS) if isinstance(options, Mapping) else None
+    if isinstance(given, Mapping):
+        given = {"config": config_of(options), **given}
+    return Tiers.of(given, folder)
 
 
 def spec_of(given: str | os.PathLike[str] | LoadSpec | None) -> LoadSpec | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 from bytecheckpoint.checkpoint.roles import folder_of_role, known_roles
 from bytecheckpoint.checkpoint.steps import scan_steps
@@ -12,7 +13,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.contents.wrong_path import refuse_reference
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError, UnsupportedError
 from bytecheckpoint.storage.folders import folder_at, known
-from bytecheckpoint.storage.paths import Place, below, location_to_read, name_of, parent_of
+from bytecheckpoint.storage.paths import Place, TieredPath, below, location_to_read, name_of, parent_of
 from bytecheckpoint.training_state.tracker import step_folder
 
 __all__ = ["folder_to_load"]
@@ -25,7 +26,7 @@ def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str, config: 
     """Returns the folder of the parts: ``ckpt_path`` itself or, with a role, the role's folder in the run.
 
     Args:
-        ckpt_path: Path or URL that the user passed.
+        ckpt_path: Path or URL that the user passed; of a step in ``Tiers``, the nearest place with a model is taken.
         role: A role that ``check_role`` returned.
         config: Settings for the store, if it is a URL.
 
@@ -35,6 +36,12 @@ def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str, config: 
         StorageError: The file system refused to look there.
         ConfigError: The path is a URL of an unknown kind.
     """
+    if isinstance(ckpt_path, TieredPath):
+        ckpt_path.place_to_write()  # makes its places known
+        for place in ckpt_path.places[:-1]:
+            with suppress(CheckpointNotFoundError):
+                return folder_to_load(place, role, config)
+        ckpt_path = ckpt_path.places[-1]
     path = known(location_to_read(ckpt_path), config)
     above = parent_of(path)
     known(parent_of(above), config)  # where else to look

@@ -7,17 +7,17 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from errno import ENOENT
 from typing import TYPE_CHECKING
 
-from bytecheckpoint.checkpoint.newest import Newest, newest_whole
+from bytecheckpoint.checkpoint.newest import Newest, newest_in, newest_whole
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at, known
-from bytecheckpoint.storage.paths import Place, below, location, name_of, parent_of
+from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location, name_of, parent_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -65,7 +65,7 @@ def latest(
     data that may still be rescued.
 
     Args:
-        run: Folder of the run.
+        run: Folder of the run. Of ``Tiers``, the newest of all places is returned, from the nearest that has it.
         role: The role that ``bytecheckpoint.save`` saved the checkpoint with.
         before: A step of the run, by its number or its folder: the newest before that one is returned.
         process_group: Group of the ranks that will load; None looks on this rank alone. Pass
@@ -115,11 +115,14 @@ def one_look(
         StorageError: See ``latest``.
     """
 
-    def place() -> Place:
-        return folder_of_role(known(location(run), config), check_role(role))
+    def runs() -> list[Place]:
+        places = run.places if isinstance(run, TieredPath) else (location(run),)
+        return [folder_of_role(known(place, config), check_role(role)) for place in places]
 
+    if isinstance(run, TieredPath):
+        run.place_to_write()  # makes its places known, with their settings
     if process_group is None:
-        return look(place())
+        return newest_in(runs(), look, asked)
     from bytecheckpoint.distributed.agreement import agree, all_together, gathered
     from bytecheckpoint.distributed.call_order import next_turn
     from bytecheckpoint.distributed.groups import own_group
@@ -128,26 +131,32 @@ def one_look(
     turn = next_turn(process_group, False, asked)
     group = own_group(process_group, False, "calls", settings.stall_timeout_s, (asked, name))
     if group is None or group.size() == 1:
-        return look(place())
-    found, folder, failure = Newest(None), None, None
+        return newest_in(runs(), look, asked)
+    found, folders, failure = Newest(None), list[Place](), None
     try:
-        folder = place()
+        folders = runs()
         if group.rank() == 0:
-            found = look(folder)
+            found = newest_in(folders, look, asked)
     except Exception as error:
         failure = error
     agree(group, asked, name, {"role": role}, failure, turn=turn)
-    assert folder is not None
     # Machines may have the run at different paths.
-    below_run = None if found.path is None else os.path.relpath(found.path, folder)
+    below_run = None if found.path is None else _in_one_of(folders, as_place(found.path))
     below_run = gathered(group, asked, name, below_run)[0]
     if below_run is None:
         return Newest(None, found.warnings)
-    path = below(folder, below_run)
+    at, names = below_run
+    path = below(folders[at], names)
     all_together(
         group, asked, name, lambda: _wait_until_seen(asked, path, process_group.rank(), settings.visibility_timeout_s)
     )
     return Newest(str(path), found.warnings)
+
+
+def _in_one_of(runs: Sequence[Place], path: Place) -> tuple[int, str]:
+    """Returns which of the folders of a run a step is in, and its path relative to that."""
+    at = next((at for at, run in enumerate(runs) if parent_of(path) == run), 0)
+    return at, os.path.relpath(path, runs[at])
 
 
 def _wait_until_seen(asked: str, path: Place, rank: int, timeout_s: float) -> None:

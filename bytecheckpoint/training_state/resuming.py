@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from bytecheckpoint.native import _core
 from bytecheckpoint.report import LoadReport
 from bytecheckpoint.state_dicts import load_state_dict
 from bytecheckpoint.storage.folders import folder_at
-from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of
+from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of, parent_of
 from bytecheckpoint.storage.step_names import compile_pattern, step_number
 from bytecheckpoint.training_state.latest import one_look
 from bytecheckpoint.training_state.loading import LoadResult, load
@@ -95,7 +95,8 @@ def resume(
     If some ranks see a checkpoint and the lowest one sees none, all raise: they do not share the folder.
 
     Args:
-        run: Folder of the run, with one folder for each step; or its URL.
+        run: Folder of the run, with one folder for each step; or its URL; or ``Tiers``: then a step that is damaged in
+            one place is loaded from another that has it, before an older one is.
         state: State dict to load into, as ``load_state_dict`` takes it. With ``framework`` the live objects, as
             ``bytecheckpoint.load`` takes them.
         framework: Framework of the live objects, for checkpoints of ``bytecheckpoint.save``; None for state dicts.
@@ -128,19 +129,22 @@ def resume(
     passed: list[str] = []
     failure: CheckpointError | None = None
     while True:
-        before = passed[-1] if passed else None
-        found = _look(run, role, before, process_group, settings)
+        found = _look(run, role, passed, process_group, settings)
+        if failure is not None:
+            steps = {name_of(as_place(path)) for path in passed}
+            if found.path is None:
+                failure.add_note(f"{_ASKED}({run}): there is no whole checkpoint before {passed[-1]}")
+                raise failure
+            if len(steps - {name_of(as_place(found.path))}) > max_steps_back:
+                raise failure
         for text in found.warnings:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         if found.path is None:
-            if failure is not None:
-                failure.add_note(f"{_ASKED}({run}): there is no whole checkpoint before {passed[-1]}")
-                raise failure
             _say_nothing_there(run, must_exist)
             return None
-        if before is not None:
-            _refuse_fewer_keys(before, found.path, spec, settings, failure)
-            _say_passed_over(run, before, found.path, failure, process_group)
+        if failure is not None:
+            _refuse_fewer_keys(passed[-1], found.path, spec, settings, failure)
+            _say_passed_over(run, passed[-1], found.path, failure, process_group)
         try:
             report: LoadReport | LoadResult
             if framework is None:
@@ -148,7 +152,7 @@ def resume(
             else:
                 report = load(found.path, state, framework, role=role, **options)
         except CheckpointError as error:
-            if not _is_damage(error) or len(passed) >= max_steps_back:
+            if not _is_damage(error):
                 raise
             failure = error
             passed.append(found.path)
@@ -174,19 +178,20 @@ def _check(
 
 
 def _look(
-    run: str | os.PathLike[str], role: str, before: str | None, group: dist.ProcessGroup | None, config: Config
+    run: str | os.PathLike[str], role: str, passed: Sequence[str], group: dist.ProcessGroup | None, config: Config
 ) -> Newest:
-    """Returns the newest whole step, the same on all ranks.
+    """Returns the newest whole step before those that were passed over, the same on all ranks.
 
     Raises:
         CheckpointError: The lowest rank sees none, and another one does.
     """
 
     def look(folder: Place) -> Newest:
-        return newest_whole(folder, None, _ASKED, before)
+        before = [path for path in passed if parent_of(as_place(path)) == folder]
+        return newest_whole(folder, None, _ASKED, before[-1] if before else None)
 
     found = one_look(_ASKED, run, role, config, group, look)
-    if found.path is not None or before is not None or group is None:
+    if found.path is not None or passed or group is None:
         return found
     own = own_group(group, False, "calls", config.stall_timeout_s, (_ASKED, str(run)))
     if own is None or own.size() == 1:
@@ -251,7 +256,9 @@ def _say_passed_over(
     group: dist.ProcessGroup | None,
 ) -> None:
     if group is None or group.rank() == 0:
-        text = f"{_ASKED}({run}): {name_of(as_place(damaged))} is damaged, so {name_of(as_place(instead))} is loaded"
+        what, other = name_of(as_place(damaged)), name_of(as_place(instead))
+        what, other = (damaged, instead) if what == other else (what, other)
+        text = f"{_ASKED}({run}): {what} is damaged, so {other} is loaded"
         warnings.warn(f"{text}: {failure}", RuntimeWarning, stacklevel=3)
 
 

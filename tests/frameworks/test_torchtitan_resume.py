@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from support.ranks import run_ranks
 from support.titan import Job, Layout, digests, same
 
+from bytecheckpoint.errors import CheckpointNotFoundError
 from frameworks.titan_marks import needs_trainer
 
 MODES = ("disabled", "async", "async_with_pinned_mem")
@@ -80,6 +83,41 @@ def _train_and_resume_in_all_modes(folder: str) -> None:
 def test_what_is_resumed_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     """Losses and states equal those of the uninterrupted run, although the state changes while it is saved."""
     run_ranks(2, _train_and_resume_in_all_modes, str(tmp_path), limit_s=200)
+
+
+def _lose_the_near_place(folder: str) -> None:
+    """The manager's folder is the near place, or the durable one; either way the durable copy is resumed from."""
+    for name in ("durable", "near"):
+        base, other = Path(folder, name), Path(folder, f"other-{name}")
+        options = {"tiers": {name: str(other)}}
+        job = Job()
+        manager = job.manager(_ours(engine=options, async_mode="async", keep_latest_k=2), base)
+        for step in range(1, 7):
+            job.step(manager)
+            manager.save(step)
+        manager.close()  # rank 0 waits for its copies
+        dist.barrier()
+        near, durable = (base / "run", other) if name == "durable" else (other, base / "run")
+        assert {"step-4", "step-6"} <= {path.name for path in near.iterdir()}  # what waited was pinned
+        assert {"step-6"} < {path.name for path in durable.iterdir()} <= {"step-2", "step-4", "step-6"}
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(near)
+        dist.barrier()
+        for step in (-1, 4):
+            resumed = Job(seed=1)
+            manager = resumed.manager(_ours(engine=options), base)
+            assert manager.load(step=step)
+            assert resumed.train_state.step == (6 if step == -1 else step)
+            if step == -1:
+                same(resumed.state(), job.state())
+            manager.close()
+        with pytest.raises(CheckpointNotFoundError, match="load_step=9"):
+            resumed.manager(_ours(engine=options), base).load(step=9)
+
+
+def test_tiers(tmp_path: Path) -> None:
+    run_ranks(2, _lose_the_near_place, str(tmp_path), limit_s=120)
 
 
 def _save_as(folder: str, layout: Layout) -> dict[str, str]:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 import bytecheckpoint
-from bytecheckpoint import registration
+from bytecheckpoint.dcp import default_storage
 from bytecheckpoint.errors import UnsupportedError
 
 LIMIT_S = 60.0
@@ -223,7 +223,7 @@ def test_what_has_a_state_of_its_own_is_asked_for_it(tmp_path: Path, is_register
 
 @pytest.fixture
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration, "_has_warned_of_url", False)
+    monkeypatch.setattr(default_storage, "_has_warned_of_url", False)
 
 
 @pytest.mark.usefixtures("unwarned")

@@ -223,6 +223,12 @@ def drain(place: Place) -> None:
     assert not bcp.drain(place.run, place.at / "drained", most_waiting=9).drained
 
 
+def tiers(place: Place) -> None:
+    made = bcp.Tiers(near=place.run, durable=place.at / "durable")
+    assert bcp.latest(made) is not None
+    assert [step.tiers for step in bcp.scan_steps(made)] == [{"near": "complete"}] * 3
+
+
 def scan_steps(place: Place) -> None:
     assert [step.step for step in bcp.scan_steps(place.run, deep=True) if step.is_complete] == [1, 2, 3]
 
@@ -314,6 +320,7 @@ CALLS = (
     PublicCall(("verify",), verify, is_collective=False),
     PublicCall(("copy_checkpoint",), copy_checkpoint, is_collective=False),
     PublicCall(("drain",), drain, is_collective=False, may_fail=False),
+    PublicCall(("Tiers",), tiers, is_collective=False),
     PublicCall(("digest",), digest, is_collective=False),
     PublicCall(("merge", "scatter"), merge_and_scatter, is_collective=False, may_fail=False),
     PublicCall(("get_rng_state", "set_rng_state"), rng_state, is_collective=False, may_fail=False),

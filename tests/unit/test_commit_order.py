@@ -22,7 +22,7 @@ from unit.run_folder import RunFolder, save_at, small_state
 
 import bytecheckpoint
 from bytecheckpoint import Retention, async_save_state_dict, find_latest_ckpt_path, latest, load_state_dict
-from bytecheckpoint.torchtitan._engine import _latest_step
+from bytecheckpoint.torchtitan._engine import _newest
 
 TRACKER = "latest_checkpointed_iteration.txt"
 LIMIT_S = 60.0
@@ -60,7 +60,7 @@ def newest(root: Path) -> tuple[int, str]:
     assert listed["newest"] == path
     assert path not in dry.removed
     if Path(path).name.startswith("step-"):  # torchtitan's only names
-        assert _latest_step(str(root)) == int(path.rpartition("-")[2])
+        assert _newest(str(root)).path == path
     texts = [str(each.message).partition(": ")[2] for each in said]
     assert texts == dry.doubts == [doubt for doubt in [listed["doubts"]] if doubt]
     assert (run_command("steps", str(root)).output.splitlines()[-1] in texts) == bool(texts)

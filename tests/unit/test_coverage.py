@@ -34,7 +34,7 @@ from bytecheckpoint import (
 )
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.native import _core
-from bytecheckpoint.torchtitan._engine import _latest_step
+from bytecheckpoint.torchtitan._engine import _newest
 
 
 class LookingPlanner(BcpSavePlanner):
@@ -235,7 +235,7 @@ def test_steps_with_gaps_are_not_counted_kept_or_found(tmp_path: Path) -> None:
     assert listed.exit_code == 1
     assert gap_of(4, 8) in listed.stdout
     assert "3 complete, 2 incomplete" in listed.stdout
-    assert _latest_step(str(runs.root)) == 3
+    assert _newest(str(runs.root)).path == str(runs.root / "step-3")
 
     report = Retention(runs.root, keep_latest=1).prune()
     assert report.kept == [3]

@@ -20,7 +20,7 @@ from support.cli_runs import as_json, run
 
 import bytecheckpoint
 from bytecheckpoint import Retention, drain, latest, pin, read, save_state_dict, scan_steps, verify
-from bytecheckpoint.checkpoint.keeping import pins_of
+from bytecheckpoint.checkpoint.keeping import note_drain, pins_of
 from bytecheckpoint.errors import ConfigError
 
 LIMIT_S = 60.0
@@ -133,7 +133,7 @@ def test_the_step_under_way_is_not_pruned(near: Path, durable: Path) -> None:
 
 def test_pins_of_others_stay_and_those_of_a_dead_drain_go(near: Path, durable: Path) -> None:
     pin(near / "step-10", "released")
-    pin(near / "step-20", "is being drained")
+    note_drain(str(near / "step-20"), "is being drained")
     drain(near, durable, every=30)
     assert pins_of([str(near / f"step-{step}") for step in (10, 20, 30)]) == {str(near / "step-10"): "pinned: released"}
 

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Tiers``: the places in which a run is kept, the nearest first. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.native import _core
+from bytecheckpoint.near_names import did_you_mean
+from bytecheckpoint.runtime.per_process import PerProcess
+from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.names import is_mark
+from bytecheckpoint.storage.object_store.urls import is_http
+from bytecheckpoint.storage.parts import PARTS
+from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location
+from bytecheckpoint.storage.step_names import is_step_name
+
+__all__ = ["TierStep", "Tiers", "tier_of", "tiers_of"]
+
+_NAMES = ("near", "durable")
+_LOOK_S = 5.0  # for a file system to say what it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiers(TieredPath):
+    """The places in which a run is kept: training saves to the near one, from which steps go on to the durable one.
+
+    It stands for the folder of the run: ``tiers / "step-100"`` is the path of a step. Pass that wherever the path of a
+    checkpoint is taken, and the ``Tiers`` itself wherever the folder of a run is. A save is done when it is durable on
+    the near disk. The process of its coordinator then copies it to the durable place, in a thread, as ``drain`` does:
+    each byte is compared, and the copy is whole or not there. A load takes the nearest place that has the step.
+
+    Local, and nothing is looked at before it is used.
+
+    Args:
+        near: Folder of the run on a fast disk that all ranks share; "" for none: saves then go to ``durable``.
+        durable: Folder of the run in durable storage, or its URL; "" for none.
+        durable_every: Every how many saves of this run go to the durable place, counted in this process: 10 takes the
+            tenth, the twentieth and so on.
+        drain_bytes_per_s: Most bytes that are written to the durable place in a second; 0 is no limit.
+        most_waiting: Most steps that wait for the one that is copied. Of more, the oldest are dropped, and a warning
+            says so. Steps that wait are pinned near by, so that no prune removes them.
+        drain: ``thread``: a thread of the coordinator copies. ``command``: nothing here does; run ``bcp drain``.
+        config: Settings of the copies, and for the store of the durable place; None reads ``BYTECHECKPOINT_*``
+            variables.
+
+    Raises:
+        ConfigError: An argument is out of range, or no place is given, or one place is given twice.
+    """
+
+    near: str | os.PathLike[str] = ""
+    durable: str | os.PathLike[str] = ""
+    durable_every: int = 1
+    drain_bytes_per_s: int = 0
+    most_waiting: int = 2
+    drain: str = "thread"
+    config: Config | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in _NAMES if os.fspath(getattr(self, name))}
+        if not given:
+            raise ConfigError("Tiers(): near or durable must be given: a folder, or for durable a URL")
+        for name in given:
+            object.__setattr__(self, name, str(location(given[name])))
+        for name, least in (("durable_every", 1), ("drain_bytes_per_s", 0), ("most_waiting", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"Tiers({name}={value!r}): must be an int >= {least}")
+        if self.drain not in ("thread", "command"):
+            raise ConfigError(f"Tiers(drain={self.drain!r}): must be 'thread' or 'command'")
+        if self.near and not isinstance(as_place(self.near), Path):
+            raise ConfigError(f"Tiers(near={self.near}): must be a directory; a store goes to durable")
+        if is_http(str(self.durable)):
+            raise ConfigError(f"Tiers(durable={self.durable}): over HTTP a checkpoint can only be read")
+        if self.near and folder_at(self.near).is_same(self.durable or "."):
+            raise ConfigError(f"Tiers(near={self.near}): near and durable are one folder")
+
+    @classmethod
+    def of(cls, given: Tiers | Mapping[str, Any] | None, run: str = "") -> Tiers | None:
+        """Returns the tiers of a setting, which may be a dict of the arguments.
+
+        Args:
+            given: The setting; None for no tiers.
+            run: Folder of the run, which is the place that a dict leaves out.
+
+        Raises:
+            ConfigError: It is none; or a dict has other keys, or names both places, of which neither is ``run``.
+        """
+        if given is None or isinstance(given, Tiers):
+            return given
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"tiers={given!r}: must be Tiers, or a dict of their arguments")
+        names = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in names:
+                raise ConfigError(f"tiers: no such argument: {name!r}{did_you_mean(str(name), names)}")
+        left_out = [each for each in _NAMES if not given.get(each)]
+        return cls(**{**given, left_out[-1]: run} if run and left_out else given)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return tuple(as_place(text) for name in _NAMES if (text := str(getattr(self, name))))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What ``places`` are called: ``near``, ``durable``."""
+        return tuple(name for name in _NAMES if getattr(self, name))
+
+    def place_to_write(self) -> Place:
+        return _in_use.get().use(self)
+
+    def place_to_read(self) -> Place:
+        self.place_to_write()
+        return next((place for place in self.places if not folder_at(place).is_gone()), self.places[0])
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> TierStep:
+        """Returns the path of a step, or of a folder in one, such as ``tiers / "step-100"``.
+
+        Raises:
+            ConfigError: It is not the name of a step.
+        """
+        return TierStep(self, os.fspath(name))
+
+    def step_of(self, path: str | os.PathLike[str]) -> TierStep:
+        """Returns the step whose name is the last one in a path, wherever that leads.
+
+        Raises:
+            ConfigError: It is not the name of a step.
+        """
+        return path if isinstance(path, TierStep) else self / os.fspath(path).rstrip("/").rpartition("/")[2]
+
+
+class TierStep(TieredPath):
+    """The path of a step in ``Tiers``, or of a folder in one. ``tiers / "step-100"`` makes it.
+
+    Args:
+        tiers: Places of the run.
+        name: Name of the step, or of a folder in it.
+
+    Raises:
+        ConfigError: It is not the name of a step, or leads out of it.
+    """
+
+    def __init__(self, tiers: Tiers, name: str) -> None:
+        names = name.split("/")
+        if not is_step_name(names[0]) or any(each in ("", ".", "..") for each in names):
+            raise ConfigError(
+                f"{tiers} / {name!r}: must be the name of a step, such as 'step-100', for Tiers keep the steps of a run"
+            )
+        self.tiers, self.name = tiers, name
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return tuple(below(place, *self.name.split("/")) for place in self.tiers.places)
+
+    def place_to_write(self) -> Place:
+        return below(self.tiers.place_to_write(), *self.name.split("/"))
+
+    def place_to_read(self) -> Place:
+        self.tiers.place_to_write()
+        return next((place for place in self.places if _has_mark(place)), self.places[0])
+
+    def __truediv__(self, name: str) -> TierStep:
+        return TierStep(self.tiers, f"{self.name}/{name}")
+
+    def __repr__(self) -> str:
+        return f"{self.tiers!r} / {self.name!r}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TierStep) and (self.tiers, self.name) == (other.tiers, other.name)
+
+    def __hash__(self) -> int:
+        return hash((self.tiers, self.name))
+
+
+class _InUse:
+    """The tiers that this process uses, by the place that saves write to."""
+
+    def __init__(self) -> None:
+        self.by_place: dict[str, Tiers] = {}
+
+    def use(self, tiers: Tiers) -> Place:
+        place = tiers.places[0]
+        before = self.by_place.get(str(place))
+        if before is None:
+            known(tiers.places[-1], tiers.config)
+            if len(tiers.places) > 1:
+                _warn_of(tiers)
+        elif before.durable != tiers.durable:
+            raise ConfigError(f"Tiers(near={place}): its steps go to {before.durable}, and not to {tiers.durable}")
+        self.by_place[str(place)] = tiers
+        return place
+
+
+_in_use = PerProcess(_InUse)
+
+
+def tiers_of(path: str) -> tuple[Tiers, str] | None:
+    """Returns the tiers that this process saves to at a path, and the rest of the path in them; None if it is in none.
+
+    Args:
+        path: A path or URL below the place that saves write to.
+    """
+    in_use = _in_use.if_made()
+    for place, tiers in () if in_use is None else [*in_use.by_place.items()]:
+        if path.startswith(f"{place}/"):
+            return tiers, path[len(place) + 1 :]
+    return None
+
+
+def tier_of(path: str) -> str:
+    """Returns which tier a save to ``path`` writes to: ``near`` or ``durable``; "" if it is in no ``Tiers``."""
+    found = tiers_of(path)
+    return "" if found is None else found[0].names[0]
+
+
+def _has_mark(place: Place) -> bool:
+    """Whether a checkpoint is committed in a step, whole, by ranks, or in parts."""
+    folder = folder_at(place)
+    return (
+        folder.has(".metadata")
+        or folder_at(below(place, PARTS[-1])).has(".metadata")
+        or (isinstance(place, Path) and not folder.is_gone() and any(map(is_mark, folder.names())))
+    )
+
+
+def _warn_of(tiers: Tiers) -> None:
+    """Warns of a near place that is no nearer than the durable one."""
+    near, durable = tiers.places
+    above = next(path for path in (near, *near.parents) if path.exists())  # type: ignore[union-attr]
+    what = ""
+    if not _core.is_local(str(above), _LOOK_S):
+        what = "it is on network storage, so that saves wait for that"
+    elif isinstance(durable, Path):
+        other = next(path for path in (durable, *durable.parents) if path.exists())
+        if other.stat().st_dev == above.stat().st_dev:
+            what = f"it is on one device with {durable}: what loses one loses both"
+    if what:
+        warnings.warn(f"bytecheckpoint: Tiers(near={near}): {what}", RuntimeWarning, stacklevel=4)
