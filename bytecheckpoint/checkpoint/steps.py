@@ -54,7 +54,7 @@ def scan_steps(
 
 
 def _scan_tiers(tiers: Tiers, pattern: str | None, deep: bool) -> list[StepFolder]:
-    tiers.place_to_write()  # makes its places known
+    tiers.open()
     found: dict[tuple[int, str], dict[str, StepFolder]] = {}
     for tier, place in zip(tiers.names, tiers.places, strict=True):
         folders = (

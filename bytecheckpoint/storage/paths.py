@@ -48,6 +48,10 @@ class TieredPath(os.PathLike[str]):
         """Where it is, or will be, the nearest place first."""
 
     @abstractmethod
+    def open(self) -> None:
+        """Makes its places known, with their settings."""
+
+    @abstractmethod
     def place_to_write(self) -> Place:
         """Returns the place that a save writes to. What is committed there goes on to the others."""
 

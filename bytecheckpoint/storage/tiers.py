@@ -114,10 +114,14 @@ class Tiers(TieredPath):
         return tuple(name for name in _NAMES if getattr(self, name))
 
     def place_to_write(self) -> Place:
-        return _in_use.get().use(self)
+        return _in_use.get().use(self, is_save=True)
+
+    def open(self) -> None:
+        """Makes its places known, with their settings."""
+        _in_use.get().use(self, is_save=False)
 
     def place_to_read(self) -> Place:
-        self.place_to_write()
+        self.open()
         return next((place for place in self.places if not folder_at(place).is_gone()), self.places[0])
 
     def __truediv__(self, name: str | os.PathLike[str]) -> TierStep:
@@ -160,11 +164,14 @@ class TierStep(TieredPath):
     def places(self) -> tuple[Place, ...]:
         return tuple(below(place, *self.name.split("/")) for place in self.tiers.places)
 
+    def open(self) -> None:
+        self.tiers.open()
+
     def place_to_write(self) -> Place:
         return below(self.tiers.place_to_write(), *self.name.split("/"))
 
     def place_to_read(self) -> Place:
-        self.tiers.place_to_write()
+        self.tiers.open()
         return next((place for place in self.places if _has_mark(place)), self.places[0])
 
     def __truediv__(self, name: str) -> TierStep:
@@ -185,12 +192,16 @@ class _InUse:
 
     def __init__(self) -> None:
         self.by_place: dict[str, Tiers] = {}
+        self.saved_to: set[Place] = set()
 
-    def use(self, tiers: Tiers) -> Place:
+    def use(self, tiers: Tiers, is_save: bool) -> Place:
         place = tiers.places[0]
-        before = self.by_place.get(str(place))
-        if before is None:
-            known(tiers.places[-1], tiers.config)
+        known(tiers.places[-1], tiers.config)
+        before = self.by_place.setdefault(str(place), tiers)
+        if not is_save:
+            return place
+        if place not in self.saved_to:
+            self.saved_to.add(place)
             if len(tiers.places) > 1:
                 _warn_of(tiers)
         elif before.durable != tiers.durable:

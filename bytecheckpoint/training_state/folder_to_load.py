@@ -37,7 +37,7 @@ def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str, config: 
         ConfigError: The path is a URL of an unknown kind.
     """
     if isinstance(ckpt_path, TieredPath):
-        ckpt_path.place_to_write()  # makes its places known
+        ckpt_path.open()
         for place in ckpt_path.places[:-1]:
             with suppress(CheckpointNotFoundError):
                 return folder_to_load(place, role, config)

@@ -120,7 +120,7 @@ def one_look(
         return [folder_of_role(known(place, config), check_role(role)) for place in places]
 
     if isinstance(run, TieredPath):
-        run.place_to_write()  # makes its places known, with their settings
+        run.open()
     if process_group is None:
         return newest_in(runs(), look, asked)
     from bytecheckpoint.distributed.agreement import agree, all_together, gathered

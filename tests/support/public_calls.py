@@ -224,9 +224,11 @@ def drain(place: Place) -> None:
 
 
 def tiers(place: Place) -> None:
-    made = bcp.Tiers(near=place.run, durable=place.at / "durable")
-    assert bcp.latest(made) is not None
-    assert [step.tiers for step in bcp.scan_steps(made)] == [{"near": "complete"}] * 3
+    made = bcp.Tiers(near=place.at / "near", durable=place.at / "durable")
+    bcp.save_state_dict(made / "step-1", state(), **place.ranks)
+    assert bcp.latest(made) == str(place.at / "near/step-1")
+    assert bcp.load_state_dict(made / "step-1", state(), **place.ranks).save_id
+    assert [step.tiers["near"] for step in bcp.scan_steps(made)] == ["complete"]
 
 
 def scan_steps(place: Place) -> None:
