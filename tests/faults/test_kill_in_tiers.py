@@ -39,9 +39,9 @@ def go_on(run: str) -> None:
 @pytest.mark.parametrize("point", POINTS)
 def test_kill(failpoint_server: ForkServer, tmp_path: Path, point: str, is_old_there: bool) -> None:
     near, copy = tmp_path / "near/step-1", tmp_path / "durable/step-1"
-    save(near, 2.0)
     if is_old_there:
         save(copy, 1.0)
+    save(near, 2.0)
     note_drain(str(near), "waits to be drained")  # as a process leaves it that died behind its commit
     assert failpoint_server.run(go_on, str(tmp_path), env={"BCP_FAILPOINT": point}).was_killed
     is_new = POINTS.index(point) >= COMMITTED
