@@ -125,9 +125,35 @@ class PythonUpload : public io::Upload {
   const PythonReference future_;
 };
 
-class PythonStore : public io::ObjectStore {
+class PythonStore : public io::ObjectStore, public io::MemoryObjects {
  public:
-  PythonStore(std::string url, py::object client) : url_(std::move(url)), client_(std::move(client)) {}
+  PythonStore(std::string url, py::object client)
+      : url_(std::move(url)), is_in_memory_(py::hasattr(client, "descriptor")), client_(std::move(client)) {}
+
+  io::MemoryObjects* in_memory() override { return is_in_memory_ ? this : nullptr; }
+
+  Result<int> descriptor(const std::string& name) override {
+    return with_python<int>("open", path_of(name), "",
+                            [&]() -> Result<int> { return (*client_).attr("descriptor")(name).cast<int>(); });
+  }
+
+  Status reserve(const std::string& name, int64_t bytes) override {
+    return with_python<bool>("reserve", path_of(name), text(bytes, " bytes"),
+                             [&]() -> Result<bool> {
+                               (*client_).attr("reserve")(name, bytes);
+                               return true;
+                             })
+        .status();
+  }
+
+  Status keep(const std::string& name, int fd) override {
+    return with_python<bool>("put", path_of(name), "",
+                             [&]() -> Result<bool> {
+                               (*client_).attr("keep")(name, fd);
+                               return true;
+                             })
+        .status();
+  }
 
   Result<Object> open(const std::string& name) override {
     return with_python<Object>("open", path_of(name), "", [&]() -> Result<Object> {
@@ -173,6 +199,7 @@ class PythonStore : public io::ObjectStore {
   std::string path_of(const std::string& name) const { return io::join(url_, name); }
 
   const std::string url_;
+  const bool is_in_memory_;
   const PythonReference client_;
 };
 

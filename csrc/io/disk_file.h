@@ -27,6 +27,8 @@ namespace bytecheckpoint::io {
 class DiskFile {
  public:
   DiskFile() = default;
+  /// The open file of a descriptor.
+  explicit DiskFile(Descriptor descriptor) : descriptor_(std::move(descriptor)) {}
 
   /// Opens a file for reading. `directory` is the caller's, and links in it are followed. `name` comes from a
   /// checkpoint: it may not lead out of the directory, nor through any symbolic link.
@@ -70,7 +72,6 @@ class DiskFile {
   const std::string& path() const { return descriptor_.path(); }
 
  private:
-  explicit DiskFile(Descriptor descriptor) : descriptor_(std::move(descriptor)) {}
   /// Writes the first bytes of `pieces` in one call, as many as it takes. \returns how many; 0 if these pieces do not
   /// go together.
   base::Result<int64_t> write_together(const std::vector<std::string_view>& pieces, int64_t offset);

@@ -4,16 +4,38 @@
 #include <cerrno>
 
 #include "csrc/base/bytes.h"
+#include "csrc/io/directory.h"
 
 namespace bytecheckpoint::io {
 
 using base::Status;
 using base::text;
 
+namespace {
+
+/// \returns kCorrupt for the name of a checkpoint file that leads out of its URL.
+Status check_beneath(const std::string& url, const std::string& name) {
+  if (!name.empty() && name.front() != '/' && (name + "/").find("../") == std::string::npos) return Status::ok();
+  const std::string path = join(url, name);
+  return Status::make(
+      base::Code::kCorrupt,
+      text("open(", path, "): the name leads out of ", url, ", which the name of a checkpoint file must not do"), path,
+      EXDEV);
+}
+
+}  // namespace
+
 base::Result<File> File::open(const std::string& directory, const std::string& name, bool direct) {
   File file;
   if (is_url(directory)) {
-    BCP_ASSIGN_OR_RETURN(file.file_, ObjectFile::open(directory, name));
+    const std::string path = join(directory, name);
+    BCP_RETURN_IF_ERROR(check_beneath(directory, name));
+    BCP_ASSIGN_OR_RETURN(const StorePlace place, place_in_store(path));
+    if (place.store->in_memory() != nullptr) {
+      BCP_ASSIGN_OR_RETURN(file.file_, MemoryFile::open(place, path));
+    } else {
+      BCP_ASSIGN_OR_RETURN(file.file_, ObjectFile::open(place, path));
+    }
   } else {
     BCP_ASSIGN_OR_RETURN(file.file_, DiskFile::open(directory, name, direct));
   }
@@ -23,7 +45,12 @@ base::Result<File> File::open(const std::string& directory, const std::string& n
 base::Result<File> File::create(const std::string& path, bool direct) {
   File file;
   if (is_url(path)) {
-    BCP_ASSIGN_OR_RETURN(file.file_, ObjectFile::create(path));
+    BCP_ASSIGN_OR_RETURN(const StorePlace place, place_in_store(path));
+    if (place.store->in_memory() != nullptr) {
+      BCP_ASSIGN_OR_RETURN(file.file_, MemoryFile::create(place, path));
+    } else {
+      BCP_ASSIGN_OR_RETURN(file.file_, ObjectFile::create(place, path));
+    }
   } else {
     BCP_ASSIGN_OR_RETURN(file.file_, DiskFile::create(path, direct));
   }
@@ -40,8 +67,11 @@ Status File::write_at(const std::vector<std::string_view>& pieces, int64_t offse
 
 base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, int64_t wanted) {
   auto* const disk = std::get_if<DiskFile>(&file_);
+  auto* const memory = std::get_if<MemoryFile>(&file_);
   BCP_ASSIGN_OR_RETURN(const int64_t done, disk != nullptr ? disk->read_at(bytes, size, offset, wanted)
-                                                           : std::get<ObjectFile>(file_).read_at(bytes, size, offset));
+                                           : memory != nullptr
+                                               ? memory->read_at(bytes, size, offset)
+                                               : std::get<ObjectFile>(file_).read_at(bytes, size, offset));
   if (done < wanted) {
     return Status::make(
         base::Code::kCorrupt,
@@ -66,8 +96,9 @@ base::Result<base::FileVersion> File::version() const {
 }
 
 Status File::reserve(int64_t bytes) {
-  auto* const disk = std::get_if<DiskFile>(&file_);
-  return disk != nullptr ? disk->reserve(bytes) : Status::ok();
+  if (auto* const disk = std::get_if<DiskFile>(&file_)) return disk->reserve(bytes);
+  if (auto* const memory = std::get_if<MemoryFile>(&file_)) return memory->reserve(bytes);
+  return Status::ok();
 }
 
 Status File::truncate(int64_t bytes) {
@@ -75,8 +106,9 @@ Status File::truncate(int64_t bytes) {
 }
 
 Status File::sync() {
-  auto* const disk = std::get_if<DiskFile>(&file_);
-  return disk != nullptr ? disk->sync() : std::get<ObjectFile>(file_).finish();
+  if (auto* const disk = std::get_if<DiskFile>(&file_)) return disk->sync();
+  if (auto* const memory = std::get_if<MemoryFile>(&file_)) return memory->finish();
+  return std::get<ObjectFile>(file_).finish();
 }
 
 Status File::close() {

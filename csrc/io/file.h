@@ -11,12 +11,14 @@
 #include "csrc/base/file_version.h"
 #include "csrc/base/status.h"
 #include "csrc/io/disk_file.h"
+#include "csrc/io/memory_file.h"
 #include "csrc/io/object_file.h"
 
 namespace bytecheckpoint::io {
 
-/// One open file of a checkpoint, wherever that is: of a file system (`disk_file.h`), or an object of a store
-/// (`object_file.h`), which exists when `sync` or `close` has succeeded.
+/// One open file of a checkpoint, wherever that is: of a file system (`disk_file.h`); or an object of a store
+/// (`object_file.h`), or of the memory of this machine (`memory_file.h`), which exists when `sync` or `close` has
+/// succeeded.
 ///
 /// Offsets are absolute; the file has no position. Any thread may call `read_at` and `write_at`, on disjoint ranges.
 /// Errors name operation, path, offset and sizes.
@@ -44,7 +46,8 @@ class File {
   base::Result<int64_t> size() const;
   /// Returns what another content of this file would not have.
   base::Result<base::FileVersion> version() const;
-  /// Reserves space on a disk, without changing the size. \returns kStorage with ENOSPC or EDQUOT if there is none.
+  /// Reserves space on a disk or in memory, without changing the size. \returns kStorage with ENOSPC or EDQUOT if there
+  /// is none.
   base::Status reserve(int64_t bytes);
   /// Sets the size.
   base::Status truncate(int64_t bytes);
@@ -58,9 +61,11 @@ class File {
   const std::string& path() const;
   /// Returns the file of a file system; null for an object.
   const DiskFile* on_disk() const { return std::get_if<DiskFile>(&file_); }
+  /// Whether `write_at` takes bytes from any memory, and not from the slots of a ring alone.
+  bool takes_any_memory() const { return !std::holds_alternative<ObjectFile>(file_); }
 
  private:
-  std::variant<DiskFile, ObjectFile> file_;
+  std::variant<DiskFile, ObjectFile, MemoryFile> file_;
 };
 
 /// Reads a whole small file through the page cache. \returns kStorage, with ENOENT if it is absent.

@@ -6,33 +6,24 @@
 #include <utility>
 
 #include "csrc/base/bytes.h"
-#include "csrc/io/directory.h"
 
 namespace bytecheckpoint::io {
 
 using base::Status;
 using base::text;
 
-base::Result<ObjectFile> ObjectFile::open(const std::string& url, const std::string& name) {
+base::Result<ObjectFile> ObjectFile::open(StorePlace place, const std::string& url) {
   ObjectFile file;
-  file.path_ = join(url, name);
-  if (name.empty() || name.front() == '/' || (name + "/").find("../") != std::string::npos) {
-    return Status::make(base::Code::kCorrupt,
-                        text("open(", file.path_, "): the name leads out of ", url,
-                             ", which the name of a checkpoint file must not do"),
-                        file.path_, EXDEV);
-  }
-  BCP_ASSIGN_OR_RETURN(StorePlace place, place_in_store(file.path_));
+  file.path_ = url;
   BCP_ASSIGN_OR_RETURN(file.object_, place.store->open(place.name));
   file.store_ = std::move(place.store);
   file.name_ = std::move(place.name);
   return file;
 }
 
-base::Result<ObjectFile> ObjectFile::create(const std::string& url) {
+base::Result<ObjectFile> ObjectFile::create(const StorePlace& place, const std::string& url) {
   ObjectFile file;
   file.path_ = url;
-  BCP_ASSIGN_OR_RETURN(const StorePlace place, place_in_store(url));
   BCP_ASSIGN_OR_RETURN(file.upload_, place.store->create(place.name));
   return file;
 }

@@ -19,11 +19,10 @@ namespace bytecheckpoint::io {
 /// Any thread may call `read_at` and `write_at`, on disjoint ranges.
 class ObjectFile {
  public:
-  /// Opens an object for reading. \param name  Comes from a checkpoint: it may not lead out of the URL.
-  /// \returns kCorrupt for such a name. kStorage.
-  static base::Result<ObjectFile> open(const std::string& url, const std::string& name);
+  /// Opens an object for reading. \param url  Its URL, for messages. \returns kStorage.
+  static base::Result<ObjectFile> open(StorePlace place, const std::string& url);
   /// Begins to write an object.
-  static base::Result<ObjectFile> create(const std::string& url);
+  static base::Result<ObjectFile> create(const StorePlace& place, const std::string& url);
 
   base::Status write_at(const void* bytes, int64_t size, int64_t offset);
   /// Writes pieces of memory one behind another.

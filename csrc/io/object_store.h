@@ -23,6 +23,19 @@ class Upload {
   virtual base::Status finish(int64_t size) = 0;
 };
 
+/// Objects that are memory of this machine, and go from process to process as descriptors. Another process keeps them.
+/// Thread-safe. Failures are kStorage.
+class MemoryObjects {
+ public:
+  virtual ~MemoryObjects() = default;
+  /// Returns a descriptor of an object, which the caller closes. \returns ENOENT if there is none.
+  virtual base::Result<int> descriptor(const std::string& name) = 0;
+  /// Asks for memory for an object that is to be kept. \returns ENOMEM if that much is not left.
+  virtual base::Status reserve(const std::string& name, int64_t bytes) = 0;
+  /// Keeps what is behind a descriptor as an object. \param fd  Stays the caller's.
+  virtual base::Status keep(const std::string& name, int fd) = 0;
+};
+
 /// The objects below one URL. The bridge implements it with the client that Python has. Thread-safe.
 ///
 /// Failures are kStorage with the errno that a file system would have: ENOENT for an object that is absent, EACCES,
@@ -43,6 +56,8 @@ class ObjectStore {
   virtual base::Result<std::unique_ptr<Upload>> create(const std::string& name) = 0;
   /// Returns the names right below `folder`, which is relative to the URL: of objects, and of folders.
   virtual base::Result<std::vector<std::string>> list(const std::string& folder) = 0;
+  /// Returns the same objects, if they are memory of this machine; else null. Then `read` and `create` are not called.
+  virtual MemoryObjects* in_memory() { return nullptr; }
 };
 
 /// An object or a folder in a store: its URL is that of the store and, behind a slash, its name.

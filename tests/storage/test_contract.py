@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.seaweedfs import SeaweedFS
 from support.web_site import Site
 
 from bytecheckpoint import Config
+from bytecheckpoint.storage.memory.client import HolderClient, stop_holder
 from storage.contract import READING, WRITING
 from storage.places import Place
 
@@ -26,6 +28,13 @@ def _directory(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callabl
 
 def _in_memory(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callable[[], Place]]:
     yield lambda: Place(f"memory://contract/{next(_numbers)}/run")
+
+
+def _in_a_holder(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callable[[], Place]]:
+    run = f"contract-{os.getpid()}"
+    HolderClient(f"held://{run}").put("started", b"")
+    yield lambda: Place(f"held://{run}/{next(_numbers)}/run")
+    stop_holder(run)
 
 
 def _on_seaweedfs(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callable[[], Place]]:
@@ -43,7 +52,12 @@ def _over_http(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callabl
     site.close()
 
 
-KINDS: dict[str, _Kind] = {"directory": _directory, "memory": _in_memory, "SeaweedFS": _on_seaweedfs}
+KINDS: dict[str, _Kind] = {
+    "directory": _directory,
+    "memory": _in_memory,
+    "holder": _in_a_holder,
+    "SeaweedFS": _on_seaweedfs,
+}
 ONLY_READ: dict[str, _Kind] = {"HTTP": _over_http}
 
 

@@ -12,14 +12,16 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.native import _core
 from bytecheckpoint.runtime.per_process import HomeProcess, PerProcess
+from bytecheckpoint.storage.memory.client import HolderClient
 from bytecheckpoint.storage.object_store.client import PART_BYTES, StoreClient
+from bytecheckpoint.storage.object_store.urls import is_held
 
 __all__ = [
     "MOST_FILE_BYTES",
@@ -73,6 +75,8 @@ def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
         ConfigError: An option is unknown, or the URL is not one of that store.
         UnsupportedError: obstore is not installed.
     """
+    if is_held(url):
+        return _registered(url, cast(StoreClient, HolderClient(url)), extension)
     if not can_use_stores():
         raise UnsupportedError(f"{url}: URLs need obstore: pip install 'bytecheckpoint-dcp[cloud]'", url)
     _refuse_forked_child(url)
@@ -81,6 +85,10 @@ def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
     client = StoreClient(
         url, _open(root, config), prefix, config.store_concurrency, _bucket_and_server(root, config), once
     )
+    return _registered(url, client, extension)
+
+
+def _registered(url: str, client: StoreClient, extension: Any) -> StoreClient:
     for module in {_core, extension}:  # what explains errors looks by way of `_core`
         module.register_store(url, client)
     clients = _clients.get()
@@ -129,7 +137,8 @@ def keep_known(url: str, extension: Any = _core) -> bool:
     above = _known_above(url)
     if above is None:
         return False
-    _refuse_forked_child(url)
+    if not is_held(url):
+        _refuse_forked_child(url)
     clients = _clients.get()
     clients.move_to_end(above)
     for module in {_core, extension}:

@@ -9,10 +9,23 @@ from urllib.parse import urlsplit
 
 from bytecheckpoint.errors import ConfigError
 
-__all__ = ["SCHEMES", "is_http", "is_known_store", "is_store_url", "joined", "key_of_url", "store_url"]
+__all__ = [
+    "HELD",
+    "SCHEMES",
+    "is_held",
+    "is_http",
+    "is_known_store",
+    "is_store_url",
+    "joined",
+    "key_of_url",
+    "store_url",
+]
 
 # Of the stores that obstore knows, each in the forms that its users write. Over HTTP a checkpoint can only be read.
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "http", "https", "memory")
+
+# Checkpoints in the memory of a machine; see ``storage.memory``. Nobody needs to know it: ``Tiers`` makes such URLs.
+HELD = "held"
 
 _HALF_URL = re.compile(rf"({'|'.join(SCHEMES)}):/?(?!/)", re.IGNORECASE)
 
@@ -27,7 +40,12 @@ def is_store_url(path: object) -> bool:
 
 def is_known_store(path: object) -> bool:
     """Whether ``path`` is a URL with the scheme of a store that we know."""
-    return isinstance(path, str) and path.partition("://")[0].lower() in SCHEMES and "://" in path
+    return isinstance(path, str) and path.partition("://")[0].lower() in (*SCHEMES, HELD) and "://" in path
+
+
+def is_held(url: object) -> bool:
+    """Whether ``url`` is a folder in the memory of this machine."""
+    return isinstance(url, str) and url.startswith(f"{HELD}://")
 
 
 def is_http(url: str) -> bool:
@@ -56,7 +74,7 @@ def store_url(path: str | os.PathLike[str]) -> str:
         )
     scheme, _, rest = text.partition("://")
     scheme = scheme.lower()
-    if scheme not in SCHEMES:
+    if scheme not in (*SCHEMES, HELD):
         raise ConfigError(f"{scheme}://...: unknown kind of store; known are {', '.join(SCHEMES)}, and file")
     try:
         parts = urlsplit(f"{scheme}://{rest}")

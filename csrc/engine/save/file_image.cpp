@@ -186,7 +186,7 @@ base::Status FileImage::append_borrowed(const uint8_t* memory, int64_t bytes, ui
   *crc = 0;
   const bool is_aligned =
       reinterpret_cast<uintptr_t>(memory) % io::kDirectAlignment == 0 && position_ % io::kDirectAlignment == 0;
-  const int64_t whole = is_aligned && file_.on_disk() != nullptr ? base::align_down(bytes, io::kDirectAlignment) : 0;
+  const int64_t whole = is_aligned && file_.takes_any_memory() ? base::align_down(bytes, io::kDirectAlignment) : 0;
   BCP_RETURN_IF_ERROR(emit(whole, crc, memory, kInPlace));
   uint32_t rest_crc = 0;
   BCP_RETURN_IF_ERROR(emit(bytes - whole, &rest_crc, nullptr, [&](int64_t begin, int64_t end, uint8_t* to) {

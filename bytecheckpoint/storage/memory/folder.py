@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``MemoryFolder``: a folder of a run in the memory of this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bytecheckpoint.config import Config
+from bytecheckpoint.storage.folder import Commit
+from bytecheckpoint.storage.object_store.folder import StoreFolder
+
+__all__ = ["MemoryFolder"]
+
+
+class MemoryFolder(StoreFolder):
+    """The objects below a URL of a holder; see ``Folder``. They are committed as in a store, and are as near as can be.
+
+    Args:
+        place: See ``StoreFolder``.
+    """
+
+    num_at_once = 1
+    is_best_read_together = False
+    may_read_late = False
+    most_file_bytes = 0
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self.keeps_notes = False  # of a process that died, nothing stays
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemoryFolder, (self.place,)
+
+    def tuned(self, config: Config) -> Config:
+        return config
+
+    def begin_commit(
+        self,
+        config: Config,
+        *,
+        save_id: str,
+        rank: int | None,
+        overwrite: bool,
+        sync: bool,
+        reserve_bytes: int,
+        about: bytes = b"",
+    ) -> Commit:
+        return super().begin_commit(
+            config, save_id=save_id, rank=rank, overwrite=overwrite, sync=sync, reserve_bytes=reserve_bytes
+        )

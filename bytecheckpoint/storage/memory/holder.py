@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that holds the checkpoints of a run in the memory of its machine: ``python -m ...holder RUN``.
+
+It knows objects: a name, and a file in memory (memfd) that nobody can change. The memory is that of the file, whoever
+made it: so a process that trains may die, and the object stays. An object that no commit mark stands beside goes with
+the process that made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from bytecheckpoint.storage.memory.messages import VERSION, address_of, is_of_this_user, receive, send
+
+__all__ = ["Holder", "main"]
+
+_MARK = ".metadata"
+_LOOK_S = 1.0
+
+
+@dataclass
+class _Object:
+    fd: int
+    num_bytes: int
+    etag: str
+    modified_at: float
+    owner: int | None  # the connection of a process with which it goes
+
+
+@dataclass
+class _Peer:
+    is_done: bool = False
+    reserved: dict[str, int] = field(default_factory=dict)
+
+
+class Holder:
+    """The objects, and what is done with them. Each request gets one answer; one that fails says errno and why.
+
+    Args:
+        most_bytes: Most bytes of all objects; 0 for no limit.
+    """
+
+    def __init__(self, most_bytes: int = 0) -> None:
+        self._most_bytes = most_bytes
+        self._objects: dict[str, _Object] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._num_made = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all objects."""
+        return sum(each.num_bytes for each in self._objects.values())
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether a process is connected."""
+        return bool(self._peers)
+
+    def connected(self, peer: int) -> None:
+        """Notes a process."""
+        self._peers[peer] = _Peer()
+
+    def left(self, peer: int) -> bool:
+        """Notes that a process has gone. Returns whether it had said that it needs nothing any more."""
+        for name in [name for name, each in self._objects.items() if each.owner == peer]:
+            self._drop(name)
+        return self._peers.pop(peer).is_done
+
+    def answer(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        """Does what a process asks for.
+
+        Args:
+            peer: The process.
+            request: What it asks for.
+            fd: A descriptor that came along; it is the holder's now.
+
+        Returns:
+            The answer, and a descriptor to go along, which stays the holder's.
+        """
+        call = getattr(self, f"_do_{request.get('op')}", None)
+        kept: int | None = None
+        try:
+            if call is None:
+                raise OSError(errno.EOPNOTSUPP, f"a holder of version {VERSION} does not know {request.get('op')!r}")
+            answer, kept = call(peer, request, fd)
+            return answer, kept
+        except OSError as error:
+            if fd is not None:
+                os.close(fd)
+            return {"errno": error.errno, "why": error.strerror}, None
+        except (KeyError, TypeError, ValueError) as error:
+            if fd is not None:
+                os.close(fd)
+            return {"errno": errno.EINVAL, "why": f"{type(error).__name__}: {error}"}, None
+
+    def _do_hello(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        if request["version"] != VERSION:
+            raise OSError(
+                errno.EPROTO, f"it is of version {VERSION}, and this process of {request['version']}: bcp holder stop"
+            )
+        self._most_bytes = int(request["most_bytes"])
+        return {"pid": os.getpid()}, None
+
+    def _do_reserve(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        name, num_bytes = str(request["name"]), int(request["bytes"])
+        promised = sum(sum(each.reserved.values()) for each in self._peers.values())
+        if self._most_bytes and self.num_bytes + promised + num_bytes > self._most_bytes:
+            raise OSError(
+                errno.ENOMEM,
+                f"{num_bytes:,} bytes more would be above the limit of {self._most_bytes:,}: it holds "
+                f"{self.num_bytes:,}, and {promised:,} are promised",
+            )
+        self._peers[peer].reserved[name] = num_bytes
+        return {}, None
+
+    def _do_put(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        name = str(request["name"])
+        if fd is None:
+            raise ValueError("put without a descriptor")
+        there = self._objects.get(name)
+        if "if" in request:
+            wanted = request["if"]
+            if wanted is None and there is not None:
+                raise OSError(errno.EEXIST, "there is an object")
+            if wanted is not None and (there is None or there.etag != wanted):
+                raise OSError(errno.ESTALE, "there is another version")
+        folder, _, last = name.rpartition("/")
+        self._num_made += 1
+        made = _Object(fd, os.fstat(fd).st_size, f"{self._num_made:x}", time.time(), None if request["stays"] else peer)
+        if there is not None:
+            os.close(there.fd)
+        self._objects[name] = made
+        self._peers[peer].reserved.pop(name, None)
+        if last == _MARK:  # what it names stays with it
+            for other, each in self._objects.items():
+                if other.rpartition("/")[0] == folder:
+                    each.owner = None
+        return self._of(name), None
+
+    def _do_get(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        answer = self._of(str(request["name"]))
+        return answer, self._objects[str(request["name"])].fd
+
+    def _do_head(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        return self._of(str(request["name"])), None
+
+    def _do_list(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        below = str(request["below"])
+        return {"objects": [self._of(name) for name in sorted(self._objects) if name.startswith(below)]}, None
+
+    def _do_delete(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        for name in request["names"]:
+            if name in self._objects:
+                self._drop(name)
+        return {}, None
+
+    def _do_done(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        self._peers[peer].is_done = bool(request["is_done"])
+        return {}, None
+
+    def _do_stop(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        raise SystemExit
+
+    def _of(self, name: str) -> dict[str, Any]:
+        each = self._objects.get(name)
+        if each is None:
+            raise OSError(errno.ENOENT, "there is no such object")
+        return {"path": name, "size": each.num_bytes, "e_tag": each.etag, "last_modified": each.modified_at}
+
+    def _drop(self, name: str) -> None:
+        os.close(self._objects.pop(name).fd)
+
+
+def serve(address: str, linger_s: float) -> None:
+    """Serves the processes of this machine, and of this user, until nobody needs the objects any more.
+
+    That is: the last process has said so before it went, or went ``linger_s`` ago; or somebody says ``stop``.
+
+    Raises:
+        OSError: Another holder has the address.
+    """
+    holder, selector = Holder(), selectors.DefaultSelector()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen(128)
+    selector.register(listener, selectors.EVENT_READ)
+    alone_since = time.monotonic()
+    while True:
+        for key, _ in selector.select(_LOOK_S):
+            peer: Any = key.fileobj
+            if peer is listener:
+                accepted, _ = listener.accept()
+                if is_of_this_user(accepted):
+                    holder.connected(accepted.fileno())
+                    selector.register(accepted, selectors.EVENT_READ)
+                else:
+                    accepted.close()
+                continue
+            if _serve_one(holder, peer):
+                continue
+            selector.unregister(peer)
+            is_over = holder.left(peer.fileno())
+            peer.close()
+            alone_since = time.monotonic()
+            if is_over and not holder.has_peers:
+                return
+        if not holder.has_peers and time.monotonic() - alone_since > linger_s:
+            return
+
+
+def _serve_one(holder: Holder, peer: socket.socket) -> bool:
+    """Answers one request. Returns False if the process has gone, or sent what is none."""
+    try:
+        received = receive(peer)
+        if received is None:
+            return False
+        send(peer, *holder.answer(peer.fileno(), *received))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def main(arguments: list[str]) -> None:
+    """Holds a run: ``RUN LINGER_S``."""
+    run, linger_s = arguments
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal of a training that it shall outlive
+    with contextlib.suppress(OSError, SystemExit):  # another one was faster, or it was told to stop
+        serve(address_of(run), float(linger_s))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
