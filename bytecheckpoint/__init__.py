@@ -58,7 +58,9 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.storage.object_store.sweep import SweepReport as SweepReport
     from bytecheckpoint.storage.object_store.sweep import sweep as sweep
     from bytecheckpoint.storage.step_folder import StepFolder as StepFolder
+    from bytecheckpoint.storage.tiers import MemoryTier as MemoryTier
     from bytecheckpoint.storage.tiers import Tiers as Tiers
+    from bytecheckpoint.training_state.checkpoint_report import CheckpointReport as CheckpointReport
     from bytecheckpoint.training_state.checkpointers import DDPCheckpointer as DDPCheckpointer
     from bytecheckpoint.training_state.checkpointers import FSDP2Checkpointer as FSDP2Checkpointer
     from bytecheckpoint.training_state.checkpointers import FSDPCheckpointer as FSDPCheckpointer
@@ -72,7 +74,6 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.training_state.resuming import resume as resume
     from bytecheckpoint.training_state.rng_state import get_rng_state as get_rng_state
     from bytecheckpoint.training_state.rng_state import set_rng_state as set_rng_state
-    from bytecheckpoint.training_state.saving import CheckpointReport as CheckpointReport
     from bytecheckpoint.training_state.saving import save as save
     from bytecheckpoint.training_state.tracker import find_latest_ckpt_path as find_latest_ckpt_path
 
@@ -106,14 +107,15 @@ _NAMES = {
     "state_dicts": "async_save_state_dict load_state_dict save_state_dict",
     "storage.object_store.sweep": "SweepReport sweep",
     "storage.step_folder": "StepFolder",
-    "storage.tiers": "Tiers",
+    "storage.tiers": "MemoryTier Tiers",
+    "training_state.checkpoint_report": "CheckpointReport",
     "training_state.checkpointers": "DDPCheckpointer FSDP2Checkpointer FSDPCheckpointer",
     "training_state.rng_state": "get_rng_state set_rng_state",
     "training_state.latest": "latest",
     "training_state.loading": "LoadResult load",
     "training_state.merging": "bytecheckpoint_ckpt_to_pytorch_ckpt",
     "training_state.resuming": "Resumed resume",
-    "training_state.saving": "CheckpointReport save",
+    "training_state.saving": "save",
     "training_state.tracker": "find_latest_ckpt_path",
 }
 # Names of earlier versions, and what does the same.

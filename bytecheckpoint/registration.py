@@ -22,6 +22,7 @@ from bytecheckpoint.dcp.call_context import explicit_call
 from bytecheckpoint.dcp.default_storage import storage_setup
 from bytecheckpoint.dcp.direct_calls import failing_planner, save_over_group
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
+from bytecheckpoint.dcp.memory_first import save_by_tiers
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
 from bytecheckpoint.dcp.safe_exchange import IS_FOUND, SafeWrapper
@@ -251,8 +252,14 @@ def _with_call_context(flow: Callable[..., Any], storage: str, planner_of_now: C
         state, _of_thread.given = getattr(_of_thread, "given", None), None
         staged = state and state()
         is_in_background = around is not None and around.background is not None
-        with explicit_call(given[storage], staging_of(staged), is_in_background, **given), claimed(staged):
-            return flow(**given)
+
+        def run(of_call: Any) -> Any:
+            arguments = {**given, storage: of_call}
+            with explicit_call(of_call, staging_of(staged), is_in_background, **arguments):
+                return flow(**arguments)
+
+        with claimed(staged):
+            return save_by_tiers(given[storage], run) if isinstance(given[storage], BcpWriter) else run(given[storage])
 
     return with_context
 

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import fail_load, fail_save, run_load, run_save, with_states
+from bytecheckpoint.dcp.memory_first import is_in_memory
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner, stores_parts, to_stage
 from bytecheckpoint.dcp.writer import BcpWriter
@@ -241,6 +242,7 @@ def async_save_state_dict(
         in_parts=lambda _: stores_parts(planner),
     )
     keep_watching(group, handle.committed)
+    handle.memory = writer.in_memory if is_in_memory(handle.path) else None
     return handle
 
 

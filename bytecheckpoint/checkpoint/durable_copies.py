@@ -38,14 +38,14 @@ def when_durable(path: str) -> Future[str] | None:
     tiers, rest = found
     future: Future[str] = Future()
     future.set_running_or_notify_cancel()
-    if len(tiers.places) == 1:
+    if len(tiers.disks) == 1:
         future.set_result(path)
         return future
     folder = look_at_step(0, path)
     if folder is None or not folder.save_ids:
         future.set_exception(CheckpointError(f"{path}: it is not there any more", path))
         return future
-    _waits.get().add(_Wait(path, below(tiers.places[-1], *rest.split("/")), folder.save_ids, future))
+    _waits.get().add(_Wait(path, below(tiers.disks[-1], *rest.split("/")), folder.save_ids, future))
     return future
 
 

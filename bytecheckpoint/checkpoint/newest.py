@@ -119,8 +119,8 @@ def newest_in(runs: Sequence[Place], look: Callable[[Place], Newest], asked: str
     number = _number_of(str(best.path))
     higher = [str(other.path) for other in found if _number_of(str(other.path)) > number]
     said += [
-        f"{asked}({runs[0]}): {best.path} is the newest, by the begin of its save, but {path} has a higher number: a run "
-        "went back to an earlier step and gave that up"
+        f"{asked}({runs[0]}): {best.path} is the newest, by the begin of its save, but {path} has a higher number: a "
+        "run went back to an earlier step and gave that up"
         for path in higher
     ]
     said += [f"{asked}({runs[0]}): taking {best.path}: {error}" for error in failures]

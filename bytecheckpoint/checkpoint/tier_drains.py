@@ -273,13 +273,13 @@ class _Drains:
 
     def of(self, path: str) -> tuple[TierDrain, str] | None:
         found = tiers_of(path)
-        if found is None or len(found[0].places) < 2 or found[0].drain != "thread":
+        if found is None or len(found[0].disks) < 2 or found[0].drain != "thread":
             return None
         tiers, rest = found
         names = rest.split("/")
         if names[-1] in PARTS:
             names.pop()
-        near, durable = (below(place, *names[:-1]) for place in tiers.places)
+        near, durable = (below(place, *names[:-1]) for place in tiers.disks)
         with self.lock:
             drain = self.by_run.get(str(near))
             if drain is None:
@@ -309,10 +309,15 @@ def note_tier_commit(path: str) -> None:
 
 
 def go_on(path: str) -> None:
-    """Copies what an earlier process has left, where this one has loaded a step of ``Tiers``. Returns at once."""
-    found = drain_of(path)
-    if found is not None:
-        found[0].start()
+    """Copies what an earlier process has left, where this one has loaded a step of ``Tiers``. Returns at once.
+
+    Args:
+        path: The step, or a part of one, in any of the places.
+    """
+    found = tiers_of(path, anywhere=True)
+    drain = None if found is None else drain_of(str(below(found[0].place, *found[1].split("/"))))
+    if drain is not None:
+        drain[0].start()
 
 
 def wait_for_drains(timeout_s: float | None = None) -> None:

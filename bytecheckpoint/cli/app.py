@@ -21,7 +21,7 @@ __all__ = ["bcp", "run"]
 
 # Each command is the object `command` in the module of its name.
 _COMMANDS = (
-    *("convert", "copy", "diff", "digest", "doctor", "drain", "du", "info", "ls", "pin", "prune"),
+    *("convert", "copy", "diff", "digest", "doctor", "drain", "du", "holder", "info", "ls", "pin", "prune"),
     *("report", "show", "steps", "sweep", "top", "verify", "why"),
 )
 # Commands of earlier versions, and what does the same.

@@ -39,6 +39,7 @@ def report_of_rank(
     session.report = SaveReport(
         path=session.path,
         tier=tier_of(session.path),
+        memory_s=session.memory_s,
         save_id=session.save_id if session.is_coordinator or session.commits_alone else "",
         mesh=mesh_of(planner, session.context.size) if session.is_coordinator else (),
         began_at=session.phases.trace.began_at,

@@ -79,6 +79,7 @@ class SaveSession:
         ranks: Liveness monitor of the ranks that save; None if there is none.
         folder: Folder of the checkpoint.
         call: Number of the call on this rank; 0 if calls are not counted.
+        memory_s: Seconds that it took to commit the same state in memory before; 0 if it was not.
         thread: Thread that runs the save.
         home: Process that began the save. A forked child must not touch the save.
     """
@@ -97,6 +98,7 @@ class SaveSession:
     ranks: LivenessMonitor | None = None
     earlier_holder: tuple[int, str] | None = None
     lost: set[int] = field(default_factory=set)
+    memory_s: float = 0.0
     folder: Folder = field(init=False)
     call: int = field(default_factory=number_of_turn)
     thread: threading.Thread = field(default_factory=threading.current_thread)

@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,14 @@ class WriterBase(StorageWriter):
         # Two saves that run at once on one writer run in two threads, so the state of a save is kept per thread.
         self._of_thread = threading.local()
         self._cancelling = Cancelling()
+        # Of a save that is committed in memory first; see `memory_first`.
+        self.in_memory: Future[SaveReport] = Future()
+        self.goes_on = True
+        self.memory_s = 0.0
+        self.same_save_as = ""
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_of_thread", "_cancelling")
+        own = ("_of_thread", "_cancelling", "in_memory", "goes_on", "memory_s", "same_save_as")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -138,6 +144,10 @@ class WriterBase(StorageWriter):
         save that is already being committed is not cancelled.
         """
         self._cancelling.cancel()
+
+    def cancels_with(self, other: WriterBase) -> None:
+        """Has saves of this writer cancelled with those of another one."""
+        self._cancelling = other._cancelling
 
     # The methods of DCP's AsyncStager: `async_save` stages through the writer if it is given no stager.
 

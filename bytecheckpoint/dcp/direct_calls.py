@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -21,6 +21,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._group_flow import load_state, save_state
 from bytecheckpoint.dcp.call_context import explicit_call
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
+from bytecheckpoint.dcp.memory_first import save_by_tiers
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
@@ -54,6 +55,7 @@ def run_save(
     group: dist.ProcessGroup | None,
     turn: CallOrder | None,
     staging: StagingTime | None = None,
+    only: str = "",
 ) -> SaveReport:
     """Runs a whole save in this thread. Collective over ``group``.
 
@@ -64,28 +66,33 @@ def run_save(
         group: Group that ``own_group`` returned; None saves this rank alone.
         turn: Number of this call among the calls over the group; None if calls are not counted.
         staging: When the state was staged, if it was.
+        only: ``memory`` or ``disk`` for that part of a save that goes to both; see ``save_by_tiers``.
 
     Returns:
-        The report of this rank.
+        The report of this rank: of the save to the disk, if it goes there.
 
     Raises:
         CheckpointError: The save failed, on any rank. If the reason is an exception that ends the process, such as
             KeyboardInterrupt, that is raised instead.
-    """  # noqa: DOC501
-    try:
-        _save_flow(
-            turn,
-            staging,
-            state_dict=state,
-            storage_writer=writer,
-            process_group=group,
-            no_dist=group is None,
-            planner=BcpSavePlanner(config=writer.config) if planner is None else planner,
-        )
-    except CheckpointException as exception:
-        raise _typed(exception) from exception
-    assert writer.last_report is not None
-    return writer.last_report
+    """
+
+    def save(writer: BcpWriter) -> SaveReport:
+        try:
+            _save_flow(
+                turn,
+                staging,
+                state_dict=state,
+                storage_writer=writer,
+                process_group=group,
+                no_dist=group is None,
+                planner=BcpSavePlanner(config=writer.config) if planner is None else planner,
+            )
+        except CheckpointException as exception:
+            raise _typed(exception) from exception
+        assert writer.last_report is not None
+        return writer.last_report
+
+    return cast(SaveReport, save_by_tiers(writer, save, only))  # None, if that part of a save is not in memory
 
 
 def save_over_group(
@@ -118,15 +125,21 @@ def save_over_group(
         state, staging = with_states(staged), staging_of(staged)
     except Exception as error:  # the other ranks come to this save and get the error there
         planner = failing_planner(error)
-    return _save_flow(
-        turn,
-        staging,
-        state_dict=state,
-        storage_writer=storage_writer,
-        process_group=group,
-        planner=planner,
-        use_collectives=use_collectives,
-    )
+
+    def save(writer: StorageWriter) -> Metadata:
+        return _save_flow(
+            turn,
+            staging,
+            state_dict=state,
+            storage_writer=writer,
+            process_group=group,
+            planner=planner,
+            use_collectives=use_collectives,
+        )
+
+    if not isinstance(storage_writer, BcpWriter):
+        return save(storage_writer)
+    return cast(Metadata, save_by_tiers(storage_writer, save))
 
 
 def _save_flow(turn: CallOrder | None, staging: StagingTime | None, **arguments: Any) -> Metadata:

@@ -86,7 +86,8 @@ class BcpWriter(WriterBase):
     def storage_meta(self) -> StorageMeta:
         """Begins a save: draws its id and makes its session."""
         call = CallContext.of_save(self, functools.partial(plan_save, self, config=self.config))
-        session = begin_session(str(self.checkpoint_id), _C.draw_save_id(), call, self.config)
+        session = begin_session(str(self.checkpoint_id), self.same_save_as or _C.draw_save_id(), call, self.config)
+        session.memory_s, self.memory_s, self.same_save_as = self.memory_s, 0.0, ""
         session.watch_ranks(self.config)
         others = [other for other in getattr(self._of_thread, "sessions", ()) if other.is_running()]
         self._of_thread.sessions = [*others, session]  # a hook of one save may run another save

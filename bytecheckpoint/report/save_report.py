@@ -85,7 +85,9 @@ class SaveReport(RankSaveReport):
 
     Attributes:
         path: Directory of the checkpoint.
-        tier: Which of ``Tiers`` it is committed in, ``near`` or ``durable``; "" without them.
+        tier: Which of ``Tiers`` it is committed in: ``memory``, ``near`` or ``durable``; "" without them.
+        memory_s: Seconds that it took to commit the same state in memory before; 0 if it was not. They are not in
+            ``total_s``.
         save_id: 32 hex digits, chosen by the coordinator; "" on other ranks, to which it is not sent.
         mesh: Name and size of each axis of the device mesh that the ranks are arranged in; on the coordinator, if the
             state has a DTensor whose mesh has all ranks in their order. Empty otherwise.
@@ -109,6 +111,7 @@ class SaveReport(RankSaveReport):
     path: str
     save_id: str
     tier: str = ""
+    memory_s: float = 0.0
     mesh: tuple[tuple[str, int], ...] = ()
     began_at: float = 0.0
     is_async: bool = False

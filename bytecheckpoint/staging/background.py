@@ -31,6 +31,7 @@ from bytecheckpoint.runtime.exit_code import end_with
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.staging.leases import is_any_saved, is_saved_in_this_thread
 from bytecheckpoint.staging.save_queue import BackgroundFuture, SaveQueue, is_in_queue
+from bytecheckpoint.storage.memory.client import end_holders
 
 __all__ = [
     "BackgroundFuture",
@@ -361,6 +362,7 @@ def shutdown(timeout_s: float | None = None) -> None:
 
     try:
         wait_for_drains(left_s())
+        end_holders()
     finally:
         most_s = left_s()
         if not flush(_MOST_EXPORT_S if most_s is None else max(most_s, _LEAST_EXPORT_S)):

@@ -35,6 +35,8 @@ class SaveHandle(Generic[R]):
         staged: Future that is done when tensors on devices may change. Host tensors and objects may change as soon as
             you have the handle.
         committed: Future of the report. Until it is done, the checkpoint before this save is the one at the path.
+        memory: Future of the report of the commit in memory, if the path is in ``Tiers`` with memory; else None. It
+            fails alone if the state does not fit.
         near: ``committed``, if the path is in ``Tiers`` with a near place; else None.
     """
 
@@ -46,6 +48,7 @@ class SaveHandle(Generic[R]):
         self.committed: Future[R] = committed
         self._committed = committed
         self._give_up = give_up
+        self.memory: Future[Any] | None = None
         self.near = self.committed if tier_of(path) == "near" else None
         self._durable: Future[str] | None = None
 

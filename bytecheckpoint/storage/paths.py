@@ -44,6 +44,11 @@ class TieredPath(os.PathLike[str]):
 
     @property
     @abstractmethod
+    def place(self) -> Place:
+        """Where a save is that is done: on the nearest disk; in memory, or in a store, if there is no disk."""
+
+    @property
+    @abstractmethod
     def places(self) -> tuple[Place, ...]:
         """Where it is, or will be, the nearest place first."""
 
@@ -53,17 +58,17 @@ class TieredPath(os.PathLike[str]):
 
     @abstractmethod
     def place_to_write(self) -> Place:
-        """Returns the place that a save writes to. What is committed there goes on to the others."""
+        """Returns ``place``, for a save. What is committed there goes on to the others."""
 
     @abstractmethod
     def place_to_read(self) -> Place:
         """Returns the nearest place that has it; the nearest of all if none has."""
 
     def __fspath__(self) -> str:
-        return str(self.places[0])
+        return str(self.place)
 
     def __str__(self) -> str:
-        return str(self.places[0])
+        return str(self.place)
 
 
 _MOST_SHOWN = 80

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Mapping
@@ -16,16 +17,50 @@ from bytecheckpoint.native import _core
 from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.memory.client import HolderOptions, set_options, url_of_run
 from bytecheckpoint.storage.names import is_mark
 from bytecheckpoint.storage.object_store.urls import is_http
 from bytecheckpoint.storage.parts import PARTS
-from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location
+from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location, name_of, parent_of
 from bytecheckpoint.storage.step_names import is_step_name
 
-__all__ = ["TierStep", "Tiers", "tier_of", "tiers_of"]
+__all__ = ["MemoryTier", "TierStep", "Tiers", "note_save", "tier_of", "tiers_of"]
 
+_MEMORY = "memory"
 _NAMES = ("near", "durable")
 _LOOK_S = 5.0  # for a file system to say what it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTier:
+    """Keeps the newest states in the memory of the machine, in a process of their own, which outlives those that train.
+
+    It is for ranks of one machine. A state that is saved needs room for one more than ``keep``; if there is none, the
+    save says so, and goes on to the next tier.
+
+    Args:
+        keep: How many committed states stay in memory.
+        max_bytes: Most bytes of these; 0 is what the machine has. More is refused, and never swapped out or killed for.
+        linger_s: Seconds for which the process stays when the last rank has died, for a restart to find it. If the
+            ranks end by ``bytecheckpoint.shutdown``, it ends with the last of them.
+        name: Name of the run in memory; "" makes one of the nearest folder. Needed if there is no other tier.
+
+    Raises:
+        ConfigError: An argument is out of range.
+    """
+
+    keep: int = 2
+    max_bytes: int = 0
+    linger_s: float = 1800.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for name, least in (("keep", 1), ("max_bytes", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"MemoryTier({name}={value!r}): must be an int >= {least}")
+        if not self.linger_s >= 0:
+            raise ConfigError(f"MemoryTier(linger_s={self.linger_s!r}): must be 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +69,18 @@ class Tiers(TieredPath):
 
     It stands for the folder of the run: ``tiers / "step-100"`` is the path of a step. Pass that wherever the path of a
     checkpoint is taken, and the ``Tiers`` itself wherever the folder of a run is. A save is done when it is durable on
-    the near disk. The process of its coordinator then copies it to the durable place, in a thread, as ``drain`` does:
-    each byte is compared, and the copy is whole or not there. A load takes the nearest place that has the step.
+    the near disk; with ``memory`` it is committed there before. The process of its coordinator then copies it to the
+    durable place, in a thread, as ``drain`` does: each byte is compared, and the copy is whole or not there. A load
+    takes the nearest place that has the step.
 
     Local, and nothing is looked at before it is used.
 
     Args:
+        memory: Where states are committed first; None for no memory. See ``MemoryTier``.
         near: Folder of the run on a fast disk that all ranks share; "" for none: saves then go to ``durable``.
         durable: Folder of the run in durable storage, or its URL; "" for none.
+        near_every: Every how many saves go to the near place, counted in this process. The others are in memory alone,
+            which a power cut loses. Only with ``memory``.
         durable_every: Every how many saves of this run go to the durable place, counted in this process: 10 takes the
             tenth, the twentieth and so on.
         drain_bytes_per_s: Most bytes that are written to the durable place in a second; 0 is no limit.
@@ -55,8 +94,10 @@ class Tiers(TieredPath):
         ConfigError: An argument is out of range, or no place is given, or one place is given twice.
     """
 
+    memory: MemoryTier | None = None
     near: str | os.PathLike[str] = ""
     durable: str | os.PathLike[str] = ""
+    near_every: int = 1
     durable_every: int = 1
     drain_bytes_per_s: int = 0
     most_waiting: int = 2
@@ -65,14 +106,20 @@ class Tiers(TieredPath):
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in _NAMES if os.fspath(getattr(self, name))}
-        if not given:
-            raise ConfigError("Tiers(): near or durable must be given: a folder, or for durable a URL")
+        if self.memory is not None and not isinstance(self.memory, MemoryTier):
+            raise ConfigError(f"Tiers(memory={self.memory!r}): must be a MemoryTier, or None")
+        if not given and (self.memory is None or not self.memory.name):
+            raise ConfigError(
+                "Tiers(): near or durable must be given: a folder, or for durable a URL; or MemoryTier(name=...) alone"
+            )
         for name in given:
             object.__setattr__(self, name, str(location(given[name])))
-        for name, least in (("durable_every", 1), ("drain_bytes_per_s", 0), ("most_waiting", 1)):
+        for name, least in (("near_every", 1), ("durable_every", 1), ("drain_bytes_per_s", 0), ("most_waiting", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"Tiers({name}={value!r}): must be an int >= {least}")
+        if self.near_every != 1 and not (self.memory and given):
+            raise ConfigError(f"Tiers(near_every={self.near_every}): the other saves would be nowhere: pass memory")
         if self.drain not in ("thread", "command"):
             raise ConfigError(f"Tiers(drain={self.drain!r}): must be 'thread' or 'command'")
         if self.near and not isinstance(as_place(self.near), Path):
@@ -101,17 +148,37 @@ class Tiers(TieredPath):
         for name in given:
             if name not in names:
                 raise ConfigError(f"tiers: no such argument: {name!r}{did_you_mean(str(name), names)}")
+        memory = given.get(_MEMORY)
+        if isinstance(memory, Mapping):
+            given = {**given, _MEMORY: MemoryTier(**memory)}
         left_out = [each for each in _NAMES if not given.get(each)]
         return cls(**{**given, left_out[-1]: run} if run and left_out else given)
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def disks(self) -> tuple[Place, ...]:
+        """The places but memory, the nearest first."""
         return tuple(as_place(text) for name in _NAMES if (text := str(getattr(self, name))))
 
     @property
+    def in_memory(self) -> str:
+        """URL of the run in memory; "" without."""
+        if self.memory is None:
+            return ""
+        name = self.memory.name or str(self.disks[0])
+        return url_of_run(hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:24])
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return (*filter(None, [self.in_memory]), *self.disks)
+
+    @property
+    def place(self) -> Place:
+        return (self.disks or self.places)[0]
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """What ``places`` are called: ``near``, ``durable``."""
-        return tuple(name for name in _NAMES if getattr(self, name))
+        """What ``places`` are called: ``memory``, ``near``, ``durable``."""
+        return tuple(name for name in (_MEMORY, *_NAMES) if getattr(self, name))
 
     def place_to_write(self) -> Place:
         return _in_use.get().use(self, is_save=True)
@@ -122,7 +189,7 @@ class Tiers(TieredPath):
 
     def place_to_read(self) -> Place:
         self.open()
-        return next((place for place in self.places if not folder_at(place).is_gone()), self.places[0])
+        return next((place for place in self.disks if not folder_at(place).is_gone()), self.place)
 
     def __truediv__(self, name: str | os.PathLike[str]) -> TierStep:
         """Returns the path of a step, or of a folder in one, such as ``tiers / "step-100"``.
@@ -161,6 +228,10 @@ class TierStep(TieredPath):
         self.tiers, self.name = tiers, name
 
     @property
+    def place(self) -> Place:
+        return below(self.tiers.place, *self.name.split("/"))
+
+    @property
     def places(self) -> tuple[Place, ...]:
         return tuple(below(place, *self.name.split("/")) for place in self.tiers.places)
 
@@ -172,7 +243,7 @@ class TierStep(TieredPath):
 
     def place_to_read(self) -> Place:
         self.tiers.open()
-        return next((place for place in self.places if _has_mark(place)), self.places[0])
+        return next((place for place in self.places if _has_mark(place)), self.place)
 
     def __truediv__(self, name: str) -> TierStep:
         return TierStep(self.tiers, f"{self.name}/{name}")
@@ -187,22 +258,35 @@ class TierStep(TieredPath):
         return hash((self.tiers, self.name))
 
 
+@dataclass
+class _Count:
+    """How many saves there were, and what of the last one."""
+
+    number: int = 0
+    step: Place = ""
+    parts: set[str] = field(default_factory=set)
+
+
 class _InUse:
     """The tiers that this process uses, by the place that saves write to."""
 
     def __init__(self) -> None:
         self.by_place: dict[str, Tiers] = {}
         self.saved_to: set[Place] = set()
+        self.counts: dict[Place, _Count] = {}
 
     def use(self, tiers: Tiers, is_save: bool) -> Place:
-        place = tiers.places[0]
-        known(tiers.places[-1], tiers.config)
+        place = tiers.place
+        for each in tiers.places:
+            known(each, tiers.config)
+        if tiers.memory is not None:
+            set_options(tiers.in_memory, HolderOptions(tiers.memory.max_bytes, tiers.memory.linger_s))
         before = self.by_place.setdefault(str(place), tiers)
         if not is_save:
             return place
         if place not in self.saved_to:
             self.saved_to.add(place)
-            if len(tiers.places) > 1:
+            if len(tiers.disks) > 1:
                 _warn_of(tiers)
         elif before.durable != tiers.durable:
             raise ConfigError(f"Tiers(near={place}): its steps go to {before.durable}, and not to {tiers.durable}")
@@ -213,23 +297,46 @@ class _InUse:
 _in_use = PerProcess(_InUse)
 
 
-def tiers_of(path: str) -> tuple[Tiers, str] | None:
+def tiers_of(path: str, *, anywhere: bool = False) -> tuple[Tiers, str] | None:
     """Returns the tiers that this process saves to at a path, and the rest of the path in them; None if it is in none.
 
     Args:
         path: A path or URL below the place that saves write to.
+        anywhere: Whether it may be below any of the places.
     """
     in_use = _in_use.if_made()
-    for place, tiers in () if in_use is None else [*in_use.by_place.items()]:
-        if path.startswith(f"{place}/"):
-            return tiers, path[len(place) + 1 :]
+    for tiers in () if in_use is None else [*in_use.by_place.values()]:
+        for place in map(str, tiers.places if anywhere else (tiers.place,)):
+            if path.startswith(f"{place}/"):
+                return tiers, path[len(place) + 1 :]
     return None
 
 
 def tier_of(path: str) -> str:
-    """Returns which tier a save to ``path`` writes to: ``near`` or ``durable``; "" if it is in no ``Tiers``."""
-    found = tiers_of(path)
-    return "" if found is None else found[0].names[0]
+    """Returns which tier a path is in: ``memory``, ``near`` or ``durable``; "" if it is in none of this process."""
+    in_use = _in_use.if_made()
+    for tiers in () if in_use is None else [*in_use.by_place.values()]:
+        for name, place in zip(tiers.names, tiers.places, strict=True):
+            if path.startswith(f"{place}/"):
+                return name
+    return ""
+
+
+def note_save(tiers: Tiers, path: str) -> bool:
+    """Counts a save that is in memory. Returns whether it goes on to a disk, which is the same on all ranks.
+
+    Args:
+        tiers: Places of the run.
+        path: The step, or a part of it: the parts of one step are one save.
+    """
+    counts = _in_use.get().counts
+    place = as_place(path)
+    step, part = (parent_of(place), name_of(place)) if name_of(place) in PARTS else (place, "")
+    count = counts.setdefault(tiers.place, _Count())
+    if step != count.step or part in count.parts:
+        count.number, count.step, count.parts = count.number + 1, step, set()
+    count.parts.add(part)
+    return bool(tiers.disks) and count.number % tiers.near_every == 0
 
 
 def _has_mark(place: Place) -> bool:
@@ -244,7 +351,7 @@ def _has_mark(place: Place) -> bool:
 
 def _warn_of(tiers: Tiers) -> None:
     """Warns of a near place that is no nearer than the durable one."""
-    near, durable = tiers.places
+    near, durable = tiers.disks
     above = next(path for path in (near, *near.parents) if path.exists())  # type: ignore[union-attr]
     what = ""
     if not _core.is_local(str(above), _LOOK_S):

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from bytecheckpoint.staging.save_handle import SaveHandle
+from bytecheckpoint.training_state.checkpoint_report import CheckpointReport
 from bytecheckpoint.training_state.loading import LoadResult, load
-from bytecheckpoint.training_state.saving import CheckpointReport, save
+from bytecheckpoint.training_state.saving import save
 
 __all__ = ["DDPCheckpointer", "FSDP2Checkpointer", "FSDPCheckpointer"]
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import run_save
+from bytecheckpoint.dcp.memory_first import is_in_memory
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.agreement import agree, all_together, gathered, held_first, joined
@@ -39,6 +40,7 @@ from bytecheckpoint.staging.staged_state import StagingTime, staging_of
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import PARTS
 from bytecheckpoint.storage.paths import Place, below, location
+from bytecheckpoint.training_state.checkpoint_report import CheckpointReport
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
 from bytecheckpoint.training_state.layouts import LAYOUTS, Layout, recorded_layouts
 from bytecheckpoint.training_state.module_state import ModuleState, tied_names
@@ -46,29 +48,9 @@ from bytecheckpoint.training_state.optimizer_state import OptimizerState
 from bytecheckpoint.training_state.regular_blocks import with_regular_blocks
 from bytecheckpoint.training_state.tracker import step_folder, write_tracker
 
-__all__ = ["CheckpointReport", "save"]
+__all__ = ["save"]
 
 _IRREGULAR = ("decompose", "exchange")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointReport:
-    """What was saved.
-
-    Attributes:
-        path: Folder of the parts; pass it to ``load``.
-        parts: Report of each part, by name, in the order in which they were committed.
-    """
-
-    path: str
-    parts: Mapping[str, SaveReport]
-
-    def __str__(self) -> str:
-        return self.summary()
-
-    def summary(self) -> str:
-        """Returns one line for each part, for people."""
-        return "\n".join(report.summary() for report in self.parts.values())
 
 
 def save(
@@ -250,6 +232,7 @@ def _save_in_background(request: _Request, turn: CallOrder | None) -> SaveHandle
         in_parts=lambda key: saving.is_in_parts(key.partition(".")[0]),
     )
     keep_watching(group, handle.committed)
+    handle.memory = saving.in_memory
     return handle
 
 
@@ -292,6 +275,7 @@ class _Saving:
         self._layouts: dict[str, Layout] = {}  # of what this rank's optimizers hold
         self._description: dict[str, Any] = {}
         self._unmatched: tuple[str, ...] = ()  # patterns that match no key of the model on this rank
+        self.in_memory: Future[SaveReport] | None = Future() if is_in_memory(str(request.path)) else None
 
     def collect(self) -> dict[str, Any]:
         """Returns what this rank saves, by part. The tensors share the memory of the live objects."""
@@ -347,6 +331,7 @@ class _Saving:
                 user_metadata={"bytecheckpoint": description},
                 config=request.config,
             )
+        self._writers["model"].in_memory = self.in_memory or Future()
 
     def _refuse_existing(self) -> None:
         """Refuses an existing checkpoint before any part is committed. The writers check again for concurrent saves."""
@@ -404,21 +389,24 @@ class _Saving:
             CheckpointError: A part could not be saved.
         """
         reports: dict[str, SaveReport] = {}
-        for part, writer in self._writers.items():
-            is_flat = part == "extra_state"  # flattening would take its dicts apart, and return their keys as text
-            subclasses = "parts" if self.is_in_parts(part) else "opaque"
-            config = dataclasses.replace(self._request.config, tensor_subclasses=subclasses)
-            planner = BcpSavePlanner(not is_flat, not is_flat, config=config)
-            try:
-                of_part = None if reports else staging
-                reports[part] = run_save(values[part], writer, planner, self._group, self._turn, of_part)
-            except CheckpointError as error:
-                if reports:
-                    error.add_note(
-                        f"save({self._path}): this save has already committed {' and '.join(reports)}, so the folder "
-                        "no longer loads as a whole: save again, or go on from another step"
-                    )
-                raise
+        for tier in ("memory", "disk") if self.in_memory is not None else ("",):
+            for number, (part, writer) in enumerate(self._writers.items()):
+                if tier == "disk" and not writer.goes_on:
+                    continue
+                is_flat = part == "extra_state"  # flattening would take its dicts apart, and return their keys as text
+                subclasses = "parts" if self.is_in_parts(part) else "opaque"
+                config = dataclasses.replace(self._request.config, tensor_subclasses=subclasses)
+                planner = BcpSavePlanner(not is_flat, not is_flat, config=config)
+                try:
+                    of_part = None if number else staging
+                    reports[part] = run_save(values[part], writer, planner, self._group, self._turn, of_part, tier)
+                except CheckpointError as error:
+                    if number:
+                        error.add_note(
+                            f"save({self._path}): this save has already committed {' and '.join(reports)}, so the "
+                            "folder no longer loads as a whole: save again, or go on from another step"
+                        )
+                    raise
         return reports
 
     def _publish(self) -> None:

@@ -31,7 +31,7 @@ sys.exit(code)
 def test_help_and_version() -> None:
     assert run("--version").output == f"bcp {bytecheckpoint.__version__}\n"
     listed = re.findall(r"^  (\w+)  ", run("--help").output.partition("Commands:")[2], re.MULTILINE)
-    commands = "convert copy diff digest doctor drain du info ls pin prune report show steps sweep top verify"
+    commands = "convert copy diff digest doctor drain du holder info ls pin prune report show steps sweep top verify"
     assert listed == [*commands.split(), "why"]
     assert "..." not in run("--help").output.partition("Commands:")[2], "a summary is cut"
     for name in listed:

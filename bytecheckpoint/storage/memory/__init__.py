@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in the memory of a machine, which a small process holds: they outlive those that train. Needs no torch."""
+"""Checkpoints in the memory of a machine: a small process holds them, and outlives those that train. No torch."""

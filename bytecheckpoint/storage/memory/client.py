@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.native import _core
@@ -24,7 +25,16 @@ from bytecheckpoint.storage.object_store.conditions import AS_GIVEN, Conditions
 from bytecheckpoint.storage.object_store.entries import Entry, is_tombstone
 from bytecheckpoint.storage.object_store.urls import HELD, joined
 
-__all__ = ["HolderClient", "HolderOptions", "end_holders", "set_options", "stop_holder", "url_of_run"]
+__all__ = [
+    "HolderClient",
+    "HolderOptions",
+    "disconnect",
+    "end_holders",
+    "holders",
+    "set_options",
+    "stop_holder",
+    "url_of_run",
+]
 
 _STARTS_WITHIN_S, _BETWEEN_TRIES_S = 20.0, 0.02
 _SPARE_BYTES = 256 << 20  # of the machine, are left to what else it does
@@ -54,6 +64,7 @@ class _Connection:
     def __init__(self, run: str) -> None:
         self.run = run
         self.options = HolderOptions()
+        self._said: HolderOptions | None = None  # to the holder that it is connected to
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
@@ -84,6 +95,8 @@ class _Connection:
         peer = self._socket or self._connect(starts)
         self._socket = peer
         try:
+            if self._said != self.options:
+                self._hello(peer)
             send(peer, request, fd)
             answered = receive(peer)
         except OSError:
@@ -100,8 +113,7 @@ class _Connection:
             peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 peer.connect(address_of(self.run))
-                send(peer, {"op": "hello", "version": VERSION, "most_bytes": self.options.most_bytes})
-                answered = receive(peer)
+                self._hello(peer)
             except ConnectionRefusedError:
                 peer.close()
                 if not starts or time.monotonic() > until:
@@ -113,20 +125,31 @@ class _Connection:
                 continue
             except OSError:
                 peer.close()
-                if time.monotonic() > until:
-                    raise
-                continue
-            answer = {"errno": errno.ECONNRESET, "why": "it has gone"} if answered is None else answered[0]
-            if "errno" in answer:
-                peer.close()
-                raise OSError(answer["errno"], f"the holder of {self.run}: {answer['why']}")
+                raise
             return peer
+
+    def _hello(self, peer: socket.socket) -> None:
+        said = self.options
+        send(peer, {"op": "hello", "version": VERSION, "most_bytes": said.most_bytes})
+        answered = receive(peer)
+        if answered is None:
+            raise ConnectionResetError(errno.ECONNRESET, f"the holder of {self.run} has gone")
+        if "errno" in answered[0]:
+            raise OSError(answered[0]["errno"], f"the holder of {self.run}: {answered[0]['why']}")
+        self._said = said
 
     def _start(self) -> None:
         # In a session of its own: what ends the processes of a training does not end it.
         command = [sys.executable, "-m", "bytecheckpoint.storage.memory.holder", self.run, str(self.options.linger_s)]
         null = subprocess.DEVNULL
-        subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True, cwd="/")
+        subprocess.run(command, stdin=null, stdout=null, stderr=null, start_new_session=True, cwd="/", check=False)
+
+    def close(self) -> None:
+        """Closes the socket; the next request connects anew."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = None
 
     def end(self) -> None:
         """Says that this process needs nothing any more, if it was connected."""
@@ -138,9 +161,14 @@ class _Connection:
 _connections: PerProcess[dict[str, _Connection]] = PerProcess(dict)
 
 
-def set_options(run: str, options: HolderOptions) -> None:
-    """Notes how the holder of a run is started by this process."""
-    _connection_to(run).options = options
+def set_options(url: str, options: HolderOptions) -> None:
+    """Notes how the holder of a run is started by this process.
+
+    Args:
+        url: What ``url_of_run`` returned.
+        options: See there.
+    """
+    _connection_to(url.partition("://")[2]).options = options
 
 
 def end_holders() -> None:
@@ -149,22 +177,42 @@ def end_holders() -> None:
         connection.end()
 
 
+def disconnect(run: str) -> None:
+    """Closes the connection of this process to the holder of a run, which need not stay for it."""
+    _connection_to(run).close()
+
+
+def holders() -> list[str]:
+    """Returns the runs that this user has holders of, on this machine and in this network namespace."""
+    prefix = "@" + address_of("")[1:]
+    names = (line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return sorted({name.removeprefix(prefix) for name in names if name.startswith(prefix)})
+
+
 def stop_holder(run: str) -> bool:
     """Ends the holder of a run, and with it all that it holds. Returns whether there was one.
 
     Raises:
-        OSError: It refuses.
+        OSError: It refuses, or does not end.
     """
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as peer:
-        try:
-            peer.connect(address_of(run))
-        except ConnectionRefusedError:
-            return False
-        send(peer, {"op": "stop"})
-        answered = receive(peer)
-    if answered is not None:
-        raise OSError(answered[0].get("errno", errno.EBUSY), f"the holder of {run} does not stop")
-    return True
+    _connection_to(run).close()
+    was_there = False
+    until = time.monotonic() + _STARTS_WITHIN_S
+    while time.monotonic() < until:
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as peer:
+            try:
+                peer.connect(address_of(run))
+                was_there = True
+                send(peer, {"op": "stop"})
+                answered = receive(peer)
+            except ConnectionRefusedError:
+                return was_there
+            except OSError:  # it is ending
+                answered = None
+        if answered is not None:
+            raise OSError(answered[0].get("errno", errno.EBUSY), f"the holder of {run} does not stop")
+        time.sleep(_BETWEEN_TRIES_S)
+    raise OSError(errno.EBUSY, f"the holder of {run} does not end")
 
 
 def _connection_to(run: str) -> _Connection:
@@ -267,8 +315,10 @@ class HolderClient:
     def get_with_meta(self, name: str) -> tuple[dict[str, Any], bytes]:
         """Returns what ``head`` says of an object, and all of it."""
         meta, fd = self._got(name)
-        with open(fd, "rb") as file:
-            return meta, os.pread(file.fileno(), meta["size"], 0)
+        try:
+            return meta, os.pread(fd, meta["size"], 0)
+        finally:
+            os.close(fd)
 
     def get_if(self, name: str, e_tag: str) -> bytes:
         """Returns all of an object, if it still has that ETag; else it is an ESTALE."""
@@ -337,7 +387,7 @@ class HolderClient:
 def _in_memory(data: bytes) -> Iterator[int]:
     fd = os.memfd_create("bytecheckpoint", os.MFD_CLOEXEC)
     try:
-        with open(fd, "wb", closefd=False) as file:
+        with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(data)
         yield fd
     finally:

@@ -86,21 +86,20 @@ class Holder:
         Returns:
             The answer, and a descriptor to go along, which stays the holder's.
         """
-        call = getattr(self, f"_do_{request.get('op')}", None)
-        kept: int | None = None
+        call = getattr(self, f"_do_{request.get('op')}", self._unknown)
         try:
-            if call is None:
-                raise OSError(errno.EOPNOTSUPP, f"a holder of version {VERSION} does not know {request.get('op')!r}")
-            answer, kept = call(peer, request, fd)
-            return answer, kept
+            answered: tuple[dict[str, Any], int | None] = call(peer, request, fd)
+            return answered
         except OSError as error:
-            if fd is not None:
-                os.close(fd)
-            return {"errno": error.errno, "why": error.strerror}, None
+            refused = {"errno": error.errno, "why": error.strerror}
         except (KeyError, TypeError, ValueError) as error:
-            if fd is not None:
-                os.close(fd)
-            return {"errno": errno.EINVAL, "why": f"{type(error).__name__}: {error}"}, None
+            refused = {"errno": errno.EINVAL, "why": f"{type(error).__name__}: {error}"}
+        if fd is not None:
+            os.close(fd)
+        return refused, None
+
+    def _unknown(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        raise OSError(errno.EOPNOTSUPP, f"a holder of version {VERSION} does not know {request.get('op')!r}")
 
     def _do_hello(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         if request["version"] != VERSION:
@@ -140,6 +139,7 @@ class Holder:
             os.close(there.fd)
         self._objects[name] = made
         self._peers[peer].reserved.pop(name, None)
+        self._peers[peer].is_done = False
         if last == _MARK:  # what it names stays with it
             for other, each in self._objects.items():
                 if other.rpartition("/")[0] == folder:
@@ -232,6 +232,8 @@ def _serve_one(holder: Holder, peer: socket.socket) -> bool:
 def main(arguments: list[str]) -> None:
     """Holds a run: ``RUN LINGER_S``."""
     run, linger_s = arguments
+    if os.fork():  # nobody's child: what ends a training, and all that it has started, does not end the holder
+        os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal of a training that it shall outlive
     with contextlib.suppress(OSError, SystemExit):  # another one was faster, or it was told to stop
         serve(address_of(run), float(linger_s))

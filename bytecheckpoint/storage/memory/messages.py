@@ -52,7 +52,7 @@ def send(peer: socket.socket, message: dict[str, Any], fd: int | None = None) ->
         return
     file = os.memfd_create("bytecheckpoint-message", os.MFD_CLOEXEC)
     try:
-        with open(file, "wb", closefd=False) as out:
+        with os.fdopen(file, "wb", closefd=False) as out:
             out.write(data)
         socket.send_fds(peer, [_IN_A_FILE], [file])
     finally:
@@ -78,7 +78,7 @@ def receive(peer: socket.socket) -> tuple[dict[str, Any], int | None] | None:
         if data == _IN_A_FILE:
             if fd is None:
                 raise ValueError("a message without its file")
-            with open(fd, "rb", closefd=False) as file:
+            with os.fdopen(fd, "rb", closefd=False) as file:
                 file.seek(0)
                 data = file.read()
             os.close(fd)

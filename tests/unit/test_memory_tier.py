@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``MemoryTier``: states are committed in the memory of the machine, and outlive the processes that saved them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from support.cli_runs import as_json, run
+from support.ranks import run_ranks
+from support.tier_runs import LIMIT_S, loaded, save, state_of, wait_until
+
+import bytecheckpoint
+from bytecheckpoint import (
+    MemoryTier,
+    Tiers,
+    async_save_state_dict,
+    latest,
+    load_state_dict,
+    registered,
+    resume,
+    save_state_dict,
+    scan_steps,
+    shutdown,
+    verify,
+)
+from bytecheckpoint.errors import CheckpointExistsError, ConfigError, SaveFailedError
+from bytecheckpoint.storage.memory.client import HolderClient, holders, stop_holder
+
+
+def in_memory(tiers: Tiers) -> list[str]:
+    return [folder.name for folder in scan_steps(tiers) if folder.tiers.get("memory") == "complete"]
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Iterator[Tiers]:
+    made = Tiers(memory=MemoryTier(), near=tmp_path / "near")
+    HolderClient(made.in_memory).put("started", b"")  # before the first test looks at what it leaves
+    yield made
+    stop_holder(made.in_memory.rpartition("/")[2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"memory": MemoryTier()}, "near or durable must be given.*or MemoryTier"),
+        ({"memory": 1, "near": "a"}, "must be a MemoryTier, or None"),
+        ({"near": "a", "near_every": 2}, "the other saves would be nowhere: pass memory"),
+        ({"near": "a", "memory": MemoryTier(), "near_every": 0}, "must be an int >= 1"),
+    ],
+)
+def test_arguments_out_of_range(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Tiers(**arguments)
+
+
+@pytest.mark.parametrize("wrong", [{"keep": 0}, {"keep": True}, {"max_bytes": -1}, {"linger_s": -1.0}])
+def test_settings_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        MemoryTier(**wrong)
+
+
+def test_memory_comes_first(tiers: Tiers, tmp_path: Path) -> None:
+    handle = async_save_state_dict(tiers / "step-1", state_of(1), no_dist=True)
+    assert handle.memory is not None
+    in_memory = handle.memory.result(LIMIT_S)
+    assert (in_memory.tier, in_memory.path) == ("memory", f"{tiers.in_memory}/step-1")
+    report = handle.committed.result(LIMIT_S)
+    assert (report.tier, report.path, report.save_id) == ("near", f"{tmp_path}/near/step-1", in_memory.save_id)
+    assert report.memory_s > 0
+    assert latest(tiers) == f"{tiers.in_memory}/step-1"
+    assert loaded(tiers, 1) == (1, f"{tiers.in_memory}/step-1")
+    verify(f"{tiers.in_memory}/step-1").raise_if_damaged()
+    assert [dict(folder.tiers) for folder in scan_steps(tiers)] == [{"memory": "complete", "near": "complete"}]
+    with pytest.raises(CheckpointExistsError):
+        save_state_dict(tiers / "step-1", state_of(2), no_dist=True, overwrite=False)
+    assert loaded(tiers, 1) == (1, f"{tiers.in_memory}/step-1")
+
+
+def test_the_newest_stay(tiers: Tiers) -> None:
+    for step in (1, 2, 3, 4):
+        save(tiers, step)
+        assert in_memory(tiers) == [f"step-{n}" for n in range(max(1, step - 1), step + 1)]
+    assert loaded(tiers, 1)[1] == f"{tiers.near}/step-1"
+    save(tiers, 3, 33)  # the run went back
+    assert in_memory(tiers) == ["step-3", "step-4"]
+    assert loaded(tiers, 3) == (33, f"{tiers.in_memory}/step-3")
+    assert HolderClient(tiers.in_memory).folders() == ["step-3", "step-4"]
+
+
+def test_some_saves_are_in_memory_alone(tiers: Tiers, tmp_path: Path) -> None:
+    tiers = Tiers(memory=MemoryTier(), near=tiers.near, near_every=2)
+    reports = [save(tiers, step) for step in (1, 2, 3)]
+    assert [report.tier for report in reports] == ["memory", "near", "memory"]
+    assert [path.name for path in (tmp_path / "near").iterdir()] == ["step-2"]
+    assert latest(tiers) == f"{tiers.in_memory}/step-3"
+    stop_holder(tiers.in_memory.rpartition("/")[2])  # the machine is lost
+    assert latest(tiers) == f"{tmp_path}/near/step-2"
+    state = state_of(0)
+    resumed = resume(tiers, state, no_dist=True)
+    assert resumed is not None
+    assert (resumed.step, float(state["w"][0])) == (2, 2)
+
+
+def test_memory_alone(tmp_path: Path) -> None:
+    tiers = Tiers(memory=MemoryTier(name=f"test-{uuid.uuid4().hex}", keep=1))
+    HolderClient(tiers.in_memory).put("started", b"")
+    assert save(tiers, 1).tier == "memory"
+    assert loaded(tiers, 1) == (1, f"{tiers.in_memory}/step-1")
+    assert latest(tiers) == f"{tiers.in_memory}/step-1"
+    shutdown()
+    stop_holder(tiers.in_memory.rpartition("/")[2])
+    assert latest(tiers) is None
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers(tiers: Tiers, caplog: pytest.LogCaptureFixture) -> None:
+    """The save goes on to the disk; a save to memory alone fails."""
+    tiers = Tiers(memory=MemoryTier(max_bytes=100_000), near=tiers.near, near_every=2)
+    with pytest.raises(
+        SaveFailedError, match=r"bytes more would be above the limit of 100,000: it holds [\d,]+, and 0 "
+    ):
+        save(tiers, 1, numel=100_000)
+    handle = async_save_state_dict(tiers / "step-2", state_of(2, 100_000), no_dist=True)
+    assert handle.committed.result(LIMIT_S).tier == "near"
+    assert handle.memory is not None
+    assert "limit of 100,000" in str(handle.memory.exception(LIMIT_S))
+    assert "step-2 is not in memory: " in caplog.text
+    assert in_memory(tiers) == []
+    assert save(tiers, 3).tier == "memory"
+
+
+def test_live_models(tiers: Tiers, tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    state = {"model": model, "extra_state": {"v": 1}}
+    handle = bytecheckpoint.save(tiers, state, "ddp", global_steps=5, fast_saving=True, role="actor")
+    assert handle.memory is not None
+    assert handle.memory.result(LIMIT_S).tier == "memory"
+    handle.committed.result(LIMIT_S)
+    found = latest(tiers, "actor")
+    assert found == f"{tiers.in_memory}/actor/global_step_5"
+    weight = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.zero_()
+    bytecheckpoint.load(tiers / "global_step_5", state, "ddp", role="actor")
+    assert model.weight.equal(weight)
+    assert (tmp_path / "near/actor/latest_checkpointed_iteration.txt").read_text() == "5"
+    for step in (6, 7, 8):
+        bytecheckpoint.save(tiers, state, "ddp", global_steps=step, role="actor")
+    assert HolderClient(tiers.in_memory).folders("actor") == ["global_step_7", "global_step_8"]
+
+
+def test_dcps_own_calls(tiers: Tiers) -> None:
+    with registered(tiers=tiers):
+        dcp.save(state_of(1), checkpoint_id="step-1")
+        saving: Any = dcp.async_save(state_of(2), checkpoint_id="step-2")
+        saving.result()
+        assert in_memory(tiers) == ["step-1", "step-2"]
+        assert len({id_ for folder in scan_steps(tiers) for id_ in folder.save_ids}) == 2
+        state = state_of(0)
+        dcp.load(state, checkpoint_id="step-2")
+    assert state["w"].eq(2).all()
+
+
+TRAIN = """
+    import os, sys, torch, bytecheckpoint
+    from bytecheckpoint import MemoryTier, Tiers
+    tiers = Tiers(memory=MemoryTier(linger_s=float(sys.argv[2])), near=sys.argv[1])
+    bytecheckpoint.save_state_dict(tiers / "step-1", {"w": torch.ones(1000)}, no_dist=True)
+    print(tiers.in_memory.rpartition("/")[2], flush=True)
+    if sys.argv[3] == "shutdown":
+        bytecheckpoint.shutdown()
+    if sys.argv[3] == "killed":
+        os.kill(os.getpid(), 9)
+"""
+
+
+def train(near: Path, then: str, linger_s: float = 60) -> str:
+    command = [sys.executable, "-c", textwrap.dedent(TRAIN), str(near), str(linger_s), then]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S).stdout.strip()
+
+
+@pytest.mark.parametrize(("then", "stays"), [("killed", True), ("ends", True), ("shutdown", False)])
+def test_the_end_of_the_process_that_saved(tmp_path: Path, then: str, stays: bool) -> None:
+    name = train(tmp_path / "near", then)
+    tiers = Tiers(memory=MemoryTier(), near=tmp_path / "near")
+    try:
+        wait_until(lambda: (name in holders()) == stays)
+        assert loaded(tiers, 1) == (1, f"{tiers.in_memory if stays else tiers.near}/step-1")
+    finally:
+        stop_holder(name)
+
+
+def test_nobody_comes_back(tmp_path: Path) -> None:
+    name = train(tmp_path / "near", "killed", linger_s=0.5)
+    wait_until(lambda: name not in holders())
+
+
+SAVE_HALF = """
+    import os, sys, bytecheckpoint
+    from bytecheckpoint.storage.memory.client import HolderClient
+    client = HolderClient(sys.argv[1])
+    fd = os.memfd_create("half")
+    os.write(fd, b"half of a save")
+    client.keep("step-1/__0_0.0123456789abcdef.distcp", fd)
+    assert client.folders() == ["step-1"]
+    print("kept", flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_was_not_committed_goes_with_its_process(tiers: Tiers) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(SAVE_HALF), tiers.in_memory]
+    assert subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S).stdout == "kept\n"
+    wait_until(lambda: HolderClient(tiers.in_memory).folders() == [])
+
+
+def test_a_holder_that_dies(tiers: Tiers, tmp_path: Path) -> None:
+    """The next save starts another one; what was in memory is gone, and on disk."""
+    save(tiers, 1)
+    pid = HolderClient(tiers.in_memory)._asked({"op": "hello", "version": 1, "most_bytes": 0})["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z")
+    assert loaded(tiers, 1) == (1, f"{tmp_path}/near/step-1")
+    save(tiers, 2)
+    assert in_memory(tiers) == ["step-2"]
+
+
+def test_a_holder_of_another_version(tiers: Tiers) -> None:
+    with pytest.raises(OSError, match="it is of version 1, and this process of 2: bcp holder stop"):
+        HolderClient(tiers.in_memory)._asked({"op": "hello", "version": 2, "most_bytes": 0})
+    for request in ({}, {"op": "nothing"}, {"op": "get"}, {"op": "put", "name": "a", "stays": True}, {"op": "reserve"}):
+        with pytest.raises(OSError, match=r"does not know|Error: "):
+            HolderClient(tiers.in_memory)._asked(request)
+    assert HolderClient(tiers.in_memory).get("started") == b""
+
+
+def test_many_objects(tiers: Tiers) -> None:
+    """A listing that is too long for a message."""
+    client = HolderClient(tiers.in_memory)
+    for number in range(500):
+        client.put(f"{'long-' * 20}{number}", b"1")
+    assert len(client.entries()) == 501
+    client.delete([each.name for each in client.entries()])
+    assert client.entries() == []
+
+
+def test_command(tiers: Tiers) -> None:
+    save(tiers, 1)
+    name = tiers.in_memory.rpartition("/")[2]
+    (listed,) = as_json("holder", "list", name)["runs"]
+    assert (listed["run"], [step["name"] for step in listed["steps"]]) == (name, ["step-1"])
+    assert run("steps", tiers.in_memory).output.splitlines()[-1].endswith("1 step folder: 1 complete")
+    assert run("verify", f"{tiers.in_memory}/step-1").exit_code == 0
+    assert "step-1 (" in run("holder").output
+    assert run("holder", "stop", name).output == f"held://{name}: stopped\n"
+    wait_until(lambda: name not in holders())
+
+
+def _on_ranks(near: str) -> tuple[str, list[float], str]:
+    tiers = Tiers(memory=MemoryTier(), near=near, near_every=2)
+    rank = dist.get_rank()
+    state = {"w": torch.ones(10), f"r{rank}": torch.full((3,), float(rank))}
+    for step in (1, 2, 3):
+        handle = async_save_state_dict(tiers / f"step-{step}", state)
+        handle.committed.result(LIMIT_S)
+    into = {"w": torch.zeros(10), f"r{1 - rank}": torch.zeros(3)}
+    report = load_state_dict(tiers / "step-3", into)
+    return report.path, into[f"r{1 - rank}"].tolist(), handle.committed.result().tier
+
+
+def test_on_ranks(tiers: Tiers) -> None:
+    path = f"{tiers.in_memory}/step-3"
+    results = run_ranks(2, _on_ranks, str(tiers.near))
+    assert results == [(path, [1.0] * 3, "memory"), (path, [0.0] * 3, "memory")]
+    assert run_ranks(1, _found_by_one, str(tiers.near)) == [(path, [[0.0] * 3, [1.0] * 3])]
+
+
+def _found_by_one(near: str) -> tuple[str | None, list[list[float]]]:
+    """Both ranks have died, and the job goes on with one."""
+    tiers = Tiers(memory=MemoryTier(), near=near, near_every=2)
+    into = {"w": torch.zeros(10), "r0": torch.ones(3) * 9, "r1": torch.ones(3) * 9}
+    resumed = resume(tiers, into)
+    return resumed and resumed.path, [into["r0"].tolist(), into["r1"].tolist()]
+
+
+def test_time_of_a_restart_is_not_that_of_the_disk(tiers: Tiers) -> None:
+    """A holder answers within a moment, also when many ask."""
+    begin = time.monotonic()
+    client = HolderClient(tiers.in_memory)
+    for _ in range(1000):
+        client.head("started")
+    assert time.monotonic() - begin < 10
