@@ -28,7 +28,7 @@ def command(action: str, run: str | None, as_json: bool) -> None:
 
     \b
     Example:
-      bcp holder
+      bcp holder list
       bcp holder stop 3f0c
     """
     runs = [each for each in holders() if run is None or each == run]

@@ -30,8 +30,8 @@ from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import PerProcess
-from bytecheckpoint.storage.object_store.urls import is_held
 from bytecheckpoint.storage.step_names import run_of
+from bytecheckpoint.storage.tiers import tier_of
 
 __all__ = [
     "OBSERVERS",
@@ -206,7 +206,7 @@ def note_call(report: SaveReport | LoadReport, config: Config) -> None:
     observers = OBSERVERS.get()
     if config.journal == "off" and not observers.exporters and not config.slow_factor:
         return
-    if "://" in report.path and not is_held(report.path) and config.journal == "auto":
+    if "://" in report.path and tier_of(report.path) != "memory" and config.journal == "auto":
         observers.note_once("url", f"{report.path}: no journal is kept beside a URL; Config(journal=FOLDER) keeps one")
     record: dict[str, Any] | None = None
     try:

@@ -11,19 +11,7 @@ import torch
 from support.fork_server import ForkServer
 
 from bytecheckpoint import copy_checkpoint, read, save_state_dict, verify
-
-# In the order in which a copy reaches them.
-POINTS = (
-    "begin_tmp_created",
-    "begin_locked",
-    "begin_swept",
-    "commit_checked",
-    "commit_metadata_synced",
-    "commit_decided",
-    "commit_renamed",
-    "commit_done",
-)
-COMMITTED = POINTS.index("commit_renamed")
+from faults.points_of_copies import COMMITTED, POINTS
 
 
 def save_value(path: Path, value: float) -> None:

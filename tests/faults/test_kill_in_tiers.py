@@ -13,7 +13,7 @@ from support.fork_server import ForkServer
 
 from bytecheckpoint import Tiers, latest, load_state_dict, read, save_state_dict, scan_steps, shutdown, verify
 from bytecheckpoint.checkpoint.keeping import note_drain, pins_of
-from faults.test_kill_in_copies import COMMITTED, POINTS
+from faults.points_of_copies import COMMITTED, POINTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it is on one device with:RuntimeWarning")
 

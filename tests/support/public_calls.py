@@ -335,6 +335,7 @@ NO_CALLS = {
     "CheckpointError": "is raised",
     "Config": "settings, of plain values",
     "LoadSpec": "a description, of plain values",
+    "MemoryTier": "settings, of plain values",
     "FSDP2Checkpointer": "as DDPCheckpointer, with a name of a framework",
     "FSDPCheckpointer": "as DDPCheckpointer, with a name of a framework",
     "__version__": "a text",

@@ -54,6 +54,17 @@ class Holder:
         self._objects: dict[str, _Object] = {}
         self._peers: dict[int, _Peer] = {}
         self._num_made = 0
+        self._calls = {
+            "hello": self._hello,
+            "reserve": self._reserve,
+            "put": self._put,
+            "get": self._get,
+            "head": self._head,
+            "list": self._list,
+            "delete": self._delete,
+            "done": self._done,
+            "stop": self._stop,
+        }
 
     @property
     def num_bytes(self) -> int:
@@ -86,7 +97,7 @@ class Holder:
         Returns:
             The answer, and a descriptor to go along, which stays the holder's.
         """
-        call = getattr(self, f"_do_{request.get('op')}", self._unknown)
+        call = self._calls.get(request.get("op", ""), self._unknown)
         try:
             answered: tuple[dict[str, Any], int | None] = call(peer, request, fd)
             return answered
@@ -101,7 +112,7 @@ class Holder:
     def _unknown(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         raise OSError(errno.EOPNOTSUPP, f"a holder of version {VERSION} does not know {request.get('op')!r}")
 
-    def _do_hello(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+    def _hello(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         if request["version"] != VERSION:
             raise OSError(
                 errno.EPROTO, f"it is of version {VERSION}, and this process of {request['version']}: bcp holder stop"
@@ -109,7 +120,7 @@ class Holder:
         self._most_bytes = int(request["most_bytes"])
         return {"pid": os.getpid()}, None
 
-    def _do_reserve(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+    def _reserve(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         name, num_bytes = str(request["name"]), int(request["bytes"])
         promised = sum(sum(each.reserved.values()) for each in self._peers.values())
         if self._most_bytes and self.num_bytes + promised + num_bytes > self._most_bytes:
@@ -121,7 +132,7 @@ class Holder:
         self._peers[peer].reserved[name] = num_bytes
         return {}, None
 
-    def _do_put(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+    def _put(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         name = str(request["name"])
         if fd is None:
             raise ValueError("put without a descriptor")
@@ -146,28 +157,28 @@ class Holder:
                     each.owner = None
         return self._of(name), None
 
-    def _do_get(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+    def _get(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         answer = self._of(str(request["name"]))
         return answer, self._objects[str(request["name"])].fd
 
-    def _do_head(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+    def _head(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         return self._of(str(request["name"])), None
 
-    def _do_list(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+    def _list(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         below = str(request["below"])
         return {"objects": [self._of(name) for name in sorted(self._objects) if name.startswith(below)]}, None
 
-    def _do_delete(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+    def _delete(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         for name in request["names"]:
             if name in self._objects:
                 self._drop(name)
         return {}, None
 
-    def _do_done(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+    def _done(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         self._peers[peer].is_done = bool(request["is_done"])
         return {}, None
 
-    def _do_stop(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+    def _stop(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         raise SystemExit
 
     def _of(self, name: str) -> dict[str, Any]:
