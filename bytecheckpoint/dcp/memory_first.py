@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TypeVar
@@ -24,6 +25,8 @@ from bytecheckpoint.errors import (
     SaveCancelledError,
 )
 from bytecheckpoint.report import SaveReport
+from bytecheckpoint.staging.background import forget_locals
+from bytecheckpoint.storage.memory.client import HolderClient
 from bytecheckpoint.storage.parts import PARTS
 from bytecheckpoint.storage.paths import as_place, below, name_of, parent_of
 from bytecheckpoint.storage.tiers import Tiers, note_save, tiers_of
@@ -84,9 +87,13 @@ def _save_in_memory(writer: BcpWriter, tiers: Tiers, rest: str, save: Callable[[
         saved = save(memory)
     except BaseException as error:
         done.set_exception(error)
+        with suppress(OSError):  # the coordinator has freed what it knows of, on its own machine
+            HolderClient(str(memory.checkpoint_id)).discard()
         if not writer.goes_on or not isinstance(error, _OF_MEMORY) or isinstance(error, _FOR_ALL_TIERS):
             raise
-        _logger.warning("%s is not in memory: %s", writer.checkpoint_id, error)
+        _logger.warning("%s is not in memory: %s", writer.checkpoint_id, str(error))
+        error.__traceback__ = None if error.__traceback__ is None else error.__traceback__.tb_next  # of this frame
+        forget_locals(error)  # whoever keeps the future must not keep the state
         return None
     report = memory.last_report
     assert report is not None

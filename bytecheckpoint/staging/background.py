@@ -35,6 +35,7 @@ from bytecheckpoint.storage.memory.client import end_holders
 
 __all__ = [
     "BackgroundFuture",
+    "forget_locals",
     "handle_sigterm",
     "raise_unseen",
     "shutdown",
@@ -233,7 +234,7 @@ def submit(
         except BaseException as error:
             # This frame is cut off the traceback: it still runs, so its locals cannot be cleared.
             error.__traceback__ = None if error.__traceback__ is None else error.__traceback__.tb_next
-            _forget_locals(error)
+            forget_locals(error)
             future.set_exception(error)
             if not isinstance(error, Exception) and threading.current_thread() is caller:
                 raise  # Ctrl-C, where the save runs in the calling thread
@@ -259,7 +260,7 @@ def _takes(unclaimed: list[bool]) -> bool:
         return False
 
 
-def _forget_locals(error: BaseException) -> None:
+def forget_locals(error: BaseException) -> None:
     """Clears the locals of all frames that ``error`` came through: whoever keeps the error must not keep the state.
 
     The traceback itself stays.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import warnings
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.errors import ConfigError, StorageError
 from bytecheckpoint.native import _core
 from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.runtime.per_process import PerProcess
@@ -25,6 +26,8 @@ from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, loc
 from bytecheckpoint.storage.step_names import is_step_name
 
 __all__ = ["MemoryTier", "TierStep", "Tiers", "note_save", "tier_of", "tiers_of"]
+
+_logger = logging.getLogger("bytecheckpoint")
 
 _MEMORY = "memory"
 _NAMES = ("near", "durable")
@@ -243,7 +246,13 @@ class TierStep(TieredPath):
 
     def place_to_read(self) -> Place:
         self.tiers.open()
-        return next((place for place in self.places if _has_mark(place)), self.place)
+        for place in self.places:
+            try:
+                if _has_mark(place):
+                    return place
+            except StorageError as error:  # another place may have it
+                _logger.warning("load(%s): %s cannot be looked at: %s", self, place, str(error))
+        return self.place
 
     def __truediv__(self, name: str) -> TierStep:
         return TierStep(self.tiers, f"{self.name}/{name}")

@@ -5,6 +5,7 @@
 #include "csrc/bridge/dims_caster.h"
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/tree_caster.h"
+#include "csrc/bridge/unlocked.h"
 #include "csrc/format/pickle/pickle_writer.h"
 #include "csrc/format/torch/torch_archive.h"
 #include "csrc/format/torch/zip_record.h"
@@ -81,7 +82,7 @@ void bind_format(py::module_& m) {
       "crc32",
       [](const py::bytes& data, uint32_t crc) {
         const std::string_view bytes = bytes_of(data);
-        return base::crc32(crc, bytes.data(), bytes.size());
+        return unlocked([&] { return base::crc32(crc, bytes.data(), bytes.size()); });
       },
       py::arg("data"), py::arg("crc") = 0);
   m.def("crc32_combine", &base::crc32_combine, py::arg("crc_a"), py::arg("crc_b"), py::arg("length_b"));

@@ -36,8 +36,9 @@ from bytecheckpoint import (
     shutdown,
     verify,
 )
-from bytecheckpoint.errors import CheckpointExistsError, ConfigError, SaveFailedError
-from bytecheckpoint.storage.memory.client import HolderClient, holders, stop_holder
+from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError, SaveFailedError
+from bytecheckpoint.storage.memory import client
+from bytecheckpoint.storage.memory.client import HolderClient, disconnect, holders, stop_holder
 
 
 def in_memory(tiers: Tiers) -> list[str]:
@@ -246,14 +247,44 @@ def test_a_holder_of_another_version(tiers: Tiers) -> None:
     assert HolderClient(tiers.in_memory).get("started") == b""
 
 
+def test_a_holder_that_is_of_no_use(tiers: Tiers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another version, or of another user: nothing is taken from it, and the disk is as good as without memory."""
+    save(tiers, 1)
+    for name, value in (("VERSION", 2), ("is_of_this_user", lambda peer: False)):
+        disconnect(tiers.in_memory.rpartition("/")[2])
+        monkeypatch.setattr(client, name, value)
+        assert loaded(tiers, 1) == (1, f"{tmp_path}/near/step-1")
+        with pytest.warns(RuntimeWarning, match="taking .*near/step-1: .*(of version 1|of another user)"):
+            assert latest(tiers) == f"{tmp_path}/near/step-1"
+        assert save(tiers, 1).tier == "near"
+        monkeypatch.undo()
+
+
+def test_a_save_that_fails_leaves_nothing(tiers: Tiers, tmp_path: Path) -> None:
+    save(tiers, 1)
+    held = HolderClient(tiers.in_memory)
+    mine = HolderClient(f"{tiers.in_memory}/step-2")
+    fd = os.memfd_create("half")
+    mine.keep("__0_0.0123456789abcdef.distcp", fd)
+    os.close(fd)
+    mine.reserve("__0_1.0123456789abcdef.distcp", 10)
+    assert held.folders() == ["step-1", "step-2"]
+    mine.discard()
+    assert held.folders() == ["step-1"]
+    (tmp_path / "near" / "step-3").write_text("no folder")
+    with pytest.raises(CheckpointError):
+        save(tiers, 3)
+    assert loaded(tiers, 3)[1] == f"{tiers.in_memory}/step-3"  # it is committed there, and nowhere else
+
+
 def test_many_objects(tiers: Tiers) -> None:
     """A listing that is too long for a message."""
-    client = HolderClient(tiers.in_memory)
+    held = HolderClient(tiers.in_memory)
     for number in range(500):
-        client.put(f"{'long-' * 20}{number}", b"1")
-    assert len(client.entries()) == 501
-    client.delete([each.name for each in client.entries()])
-    assert client.entries() == []
+        held.put(f"{'long-' * 20}{number}", b"1")
+    assert len(held.entries()) == 501
+    held.delete([each.name for each in held.entries()])
+    assert held.entries() == []
 
 
 def test_command(tiers: Tiers) -> None:
@@ -298,7 +329,7 @@ def _found_by_one(near: str) -> tuple[str | None, list[list[float]]]:
 def test_time_of_a_restart_is_not_that_of_the_disk(tiers: Tiers) -> None:
     """A holder answers within a moment, also when many ask."""
     begin = time.monotonic()
-    client = HolderClient(tiers.in_memory)
+    held = HolderClient(tiers.in_memory)
     for _ in range(1000):
-        client.head("started")
+        held.head("started")
     assert time.monotonic() - begin < 10

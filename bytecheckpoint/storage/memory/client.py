@@ -20,7 +20,7 @@ from typing import Any
 
 from bytecheckpoint.native import _core
 from bytecheckpoint.runtime.per_process import PerProcess
-from bytecheckpoint.storage.memory.messages import VERSION, address_of, receive, send
+from bytecheckpoint.storage.memory.messages import VERSION, address_of, is_of_this_user, receive, send
 from bytecheckpoint.storage.object_store.conditions import AS_GIVEN, Conditions
 from bytecheckpoint.storage.object_store.entries import Entry, is_tombstone
 from bytecheckpoint.storage.object_store.urls import HELD, joined
@@ -45,11 +45,11 @@ class HolderOptions:
     """How a holder is started.
 
     Attributes:
-        most_bytes: Most bytes that it holds; 0 for no limit.
+        most_bytes: Most bytes that it holds; 0 for no limit; None leaves the limit as it is.
         linger_s: Seconds for which it stays when the last process has died.
     """
 
-    most_bytes: int = 0
+    most_bytes: int | None = None
     linger_s: float = 1800.0
 
 
@@ -113,6 +113,8 @@ class _Connection:
             peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 peer.connect(address_of(self.run))
+                if not is_of_this_user(peer):
+                    raise PermissionError(errno.EACCES, f"the holder of {self.run} is of another user")
                 self._hello(peer)
             except ConnectionRefusedError:
                 peer.close()
@@ -269,6 +271,10 @@ class HolderClient:
     def keep(self, name: str, fd: int) -> None:
         """Gives an object to the holder. It goes with this process until there is a commit mark beside it."""
         self._asked({"op": "put", "name": self._key(name), "stays": False}, fd, starts=True)
+
+    def discard(self) -> None:
+        """Frees what this process has kept below the URL, and no commit mark stands beside."""
+        self._asked_if_there({"op": "discard", "below": f"{self._prefix}/"})
 
     def names(self, folder: str = "") -> list[str]:
         """Returns the names right below ``folder``, of objects and of folders; without tombstones."""

@@ -62,6 +62,7 @@ class Holder:
             "head": self._head,
             "list": self._list,
             "delete": self._delete,
+            "discard": self._discard,
             "done": self._done,
             "stop": self._stop,
         }
@@ -82,8 +83,7 @@ class Holder:
 
     def left(self, peer: int) -> bool:
         """Notes that a process has gone. Returns whether it had said that it needs nothing any more."""
-        for name in [name for name, each in self._objects.items() if each.owner == peer]:
-            self._drop(name)
+        self._free(peer, "")
         return self._peers.pop(peer).is_done
 
     def answer(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
@@ -117,7 +117,8 @@ class Holder:
             raise OSError(
                 errno.EPROTO, f"it is of version {VERSION}, and this process of {request['version']}: bcp holder stop"
             )
-        self._most_bytes = int(request["most_bytes"])
+        if request["most_bytes"] is not None:
+            self._most_bytes = int(request["most_bytes"])
         return {"pid": os.getpid()}, None
 
     def _reserve(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
@@ -174,6 +175,14 @@ class Holder:
                 self._drop(name)
         return {}, None
 
+    def _discard(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        below = str(request["below"])
+        self._free(peer, below)
+        reserved = self._peers[peer].reserved
+        for name in [name for name in reserved if name.startswith(below)]:
+            del reserved[name]
+        return {}, None
+
     def _done(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         self._peers[peer].is_done = bool(request["is_done"])
         return {}, None
@@ -186,6 +195,11 @@ class Holder:
         if each is None:
             raise OSError(errno.ENOENT, "there is no such object")
         return {"path": name, "size": each.num_bytes, "e_tag": each.etag, "last_modified": each.modified_at}
+
+    def _free(self, peer: int, below: str) -> None:
+        """Frees what goes with a process."""
+        for name in [name for name, each in self._objects.items() if each.owner == peer and name.startswith(below)]:
+            self._drop(name)
 
     def _drop(self, name: str) -> None:
         os.close(self._objects.pop(name).fd)
