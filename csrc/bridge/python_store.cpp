@@ -137,10 +137,15 @@ class PythonStore : public io::ObjectStore, public io::MemoryObjects {
                             [&]() -> Result<int> { return (*client_).attr("descriptor")(name).cast<int>(); });
   }
 
-  Status reserve(const std::string& name, int64_t bytes) override {
+  Result<int> spare(const std::string& name) override {
+    return with_python<int>("put", path_of(name), "",
+                            [&]() -> Result<int> { return (*client_).attr("spare")(name).cast<int>(); });
+  }
+
+  Status reserve(const std::string& name, int64_t bytes, int64_t there) override {
     return with_python<bool>("reserve", path_of(name), text(bytes, " bytes"),
                              [&]() -> Result<bool> {
-                               (*client_).attr("reserve")(name, bytes);
+                               (*client_).attr("reserve")(name, bytes, there);
                                return true;
                              })
         .status();

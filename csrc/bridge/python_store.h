@@ -15,8 +15,8 @@ namespace bytecheckpoint::bridge {
 ///
 /// \param client  Has `open(name) -> (bytes, version)`, `read(name, version, offset, size) -> buffer`,
 /// `upload(name, parts) -> future` and `names(folder) -> list`. They raise OSErrors with an errno. If the objects are
-/// memory of this machine, it has instead of `read` and `upload` `descriptor(name) -> int`, `reserve(name, bytes)` and
-/// `keep(name, descriptor)`: `HolderClient`, in storage/memory/client.py.
+/// memory of this machine, it has instead of `read` and `upload` `descriptor(name) -> int`, `spare(name) -> int`,
+/// `reserve(name, bytes, there)` and `keep(name, descriptor)`: `HolderClient`, in storage/memory/client.py.
 std::shared_ptr<io::ObjectStore> python_store(std::string url, pybind11::object client);
 
 }  // namespace bytecheckpoint::bridge

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/io/memory_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -20,25 +20,32 @@ base::Result<MemoryFile> MemoryFile::open(const StorePlace& place, const std::st
 }
 
 base::Result<MemoryFile> MemoryFile::create(const StorePlace& place, const std::string& path) {
-  const int fd = ::memfd_create("bytecheckpoint", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  BCP_ASSIGN_OR_RETURN(int fd, place.store->in_memory()->spare(place.name));
+  const bool is_spare = fd >= 0;
+  if (!is_spare) fd = ::memfd_create("bytecheckpoint", MFD_CLOEXEC);
   if (fd < 0) return Status::storage("memfd_create", path, "", errno);
   MemoryFile file;
   file.memory_ = DiskFile(Descriptor(fd, path, /*direct=*/false));
   file.place_ = place;
   file.is_new_ = true;
+  if (is_spare) {
+    BCP_ASSIGN_OR_RETURN(file.spare_bytes_, file.memory_.size());
+  }
   return file;
 }
 
 Status MemoryFile::reserve(int64_t bytes) {
-  BCP_RETURN_IF_ERROR(place_.store->in_memory()->reserve(place_.name, bytes));
-  return memory_.reserve(bytes);
+  BCP_RETURN_IF_ERROR(place_.store->in_memory()->reserve(place_.name, bytes, spare_bytes_));
+  return bytes > spare_bytes_ ? memory_.reserve(bytes) : Status::ok();
+}
+
+Status MemoryFile::truncate(int64_t bytes) {
+  if (::ftruncate(memory_.fd(), bytes) == 0) return Status::ok();
+  return Status::storage("ftruncate", path(), base::text(bytes, " bytes"), errno);
 }
 
 Status MemoryFile::finish() {
   if (!std::exchange(is_new_, false)) return Status::ok();
-  if (::fcntl(memory_.fd(), F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0) {
-    return Status::storage("fcntl", path(), "seal", errno);
-  }
   return place_.store->in_memory()->keep(place_.name, memory_.fd());
 }
 

@@ -15,7 +15,8 @@
 namespace bytecheckpoint::io {
 
 /// An object that is memory of this machine (`MemoryObjects`) as a file. A new one is anonymous memory of this process,
-/// which ends with it, until `finish` gives it to the process that keeps it. From then on nobody can change it.
+/// which ends with it, until `finish` gives it to the process that keeps it. That hands out descriptors for reading
+/// alone.
 ///
 /// Any thread may call `read_at` and `write_at`, on disjoint ranges.
 class MemoryFile {
@@ -37,7 +38,8 @@ class MemoryFile {
   base::Result<base::FileVersion> version() const { return memory_.version(); }
   /// Asks for the memory, and takes it, so that none is missing later. \returns kStorage with ENOMEM.
   base::Status reserve(int64_t bytes);
-  base::Status truncate(int64_t bytes) { return memory_.truncate(bytes); }
+  /// Sets the size. Also where older bytes of spare memory lie behind it.
+  base::Status truncate(int64_t bytes);
   /// Gives a new object away. \returns kStorage.
   base::Status finish();
   base::Status close();
@@ -49,6 +51,7 @@ class MemoryFile {
   DiskFile memory_;
   StorePlace place_;
   bool is_new_ = false;
+  int64_t spare_bytes_ = 0;  // that a new one began with
 };
 
 }  // namespace bytecheckpoint::io

@@ -30,8 +30,12 @@ class MemoryObjects {
   virtual ~MemoryObjects() = default;
   /// Returns a descriptor of an object, which the caller closes. \returns ENOENT if there is none.
   virtual base::Result<int> descriptor(const std::string& name) = 0;
-  /// Asks for memory for an object that is to be kept. \returns ENOMEM if that much is not left.
-  virtual base::Status reserve(const std::string& name, int64_t bytes) = 0;
+  /// Returns a descriptor of memory for a new object, which the caller closes: an older object that is not needed any
+  /// more, whose pages need not be found again. -1 if there is none.
+  virtual base::Result<int> spare(const std::string& name) = 0;
+  /// Asks for memory for an object that is to be kept. \param there  Bytes that it has already. \returns ENOMEM if the
+  /// rest is not left.
+  virtual base::Status reserve(const std::string& name, int64_t bytes, int64_t there) = 0;
   /// Keeps what is behind a descriptor as an object. \param fd  Stays the caller's.
   virtual base::Status keep(const std::string& name, int fd) = 0;
 };

@@ -2,11 +2,15 @@
 #include "csrc/io/memory_file.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/mutex.h"
@@ -40,16 +44,18 @@ class Holder : public io::ObjectStore, public io::MemoryObjects {
     if (found == kept_.end()) return Status::storage("open", name, "", ENOENT);
     return ::dup(found->second);
   }
-  Status reserve(const std::string& name, int64_t bytes) override {
-    return bytes > most_bytes ? Status::storage("reserve", name, "", ENOMEM) : Status::ok();
+  base::Result<int> spare(const std::string&) override { return std::exchange(spare_fd, -1); }
+  Status reserve(const std::string& name, int64_t bytes, int64_t there) override {
+    return bytes - there > most_bytes ? Status::storage("reserve", name, "", ENOMEM) : Status::ok();
   }
   Status keep(const std::string& name, int fd) override {
     base::MutexLock lock(mutex_);
-    kept_[name] = ::dup(fd);
+    kept_[name] = ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC);
     return Status::ok();
   }
 
   int64_t most_bytes = 1 << 20;
+  int spare_fd = -1;
 
  private:
   static Status unasked() { return Status::make(Code::kInvalidArgument, "nobody asks this of memory"); }
@@ -97,17 +103,27 @@ TEST_CASE("memory file: it exists when it is synced or closed, and what was rese
   }
 }
 
-TEST_CASE("memory file: nobody can change what is kept") {
+TEST_CASE("memory file: what is in spare memory is gone, and memory that is there need not be asked for") {
   const auto holder = registered();
+  holder->most_bytes = 0;
+  holder->spare_fd = ::memfd_create("spare", MFD_CLOEXEC);
+  REQUIRE(::write(holder->spare_fd, "older bytes", 11) == 11);
+  const int spare = holder->spare_fd;
   io::File file = created("a");
-  REQUIRE(file.write_at("0123456789", 10, 0).is_ok());
-  REQUIRE(file.sync().is_ok());
-  CHECK(file.write_at("x", 1, 0).sys_errno() == EPERM);
-  CHECK(file.truncate(3).sys_errno() == EPERM);
+  CHECK(holder->spare_fd == -1);
+  CHECK(file.reserve(12).sys_errno() == ENOMEM);
+  REQUIRE(file.reserve(11).is_ok());
+  REQUIRE(file.write_at("new", 3, 0).is_ok());
+  REQUIRE(file.truncate(3).is_ok());
+  struct stat info;
+  REQUIRE(::fstat(spare, &info) == 0);
+  CHECK(info.st_size == 3);
+  REQUIRE(file.close().is_ok());
   base::Result<io::File> again = io::File::open(kUrl, "a", false);
   REQUIRE(again.is_ok());
-  CHECK(again.value().write_at("x", 1, 0).sys_errno() == EPERM);
-  CHECK(again.value().read(0, 10).value() == "0123456789");
+  CHECK(again.value().read(0, 3).value() == "new");
+  CHECK(again.value().size().value() == 3);
+  CHECK(again.value().write_at("x", 1, 0).sys_errno() == EBADF);
 }
 
 TEST_CASE("memory file: one that is not finished leaves nothing") {

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.cli_runs import as_json, run
 from support.ranks import run_ranks
-from support.tier_runs import LIMIT_S, loaded, save, state_of, wait_until
+from support.tier_runs import LIMIT_S, loaded, save, state_of, value_at, wait_until
 
 import bytecheckpoint
 from bytecheckpoint import (
@@ -275,6 +275,53 @@ def test_a_save_that_fails_leaves_nothing(tiers: Tiers, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         save(tiers, 3)
     assert loaded(tiers, 3)[1] == f"{tiers.in_memory}/step-3"  # it is committed there, and nowhere else
+
+
+def test_memory_is_used_again(tiers: Tiers) -> None:
+    """The files of an older state are written over, unless somebody reads them."""
+    tiers = Tiers(memory=MemoryTier(keep=1), near=tiers.near)
+
+    def inode() -> int:
+        held = HolderClient(tiers.in_memory)
+        (name,) = (each.name for each in held.everything("") if each.name.endswith(".distcp"))
+        fd = held.descriptor(name)
+        try:
+            return os.fstat(fd).st_ino
+        finally:
+            os.close(fd)
+
+    inodes = []
+    for step in (1, 2, 3, 4):
+        save(tiers, step, numel=100_000 - 20_000 * step)
+        inodes.append(inode())
+        assert value_at(f"{tiers.in_memory}/step-{step}") == step
+        verify(f"{tiers.in_memory}/step-{step}").raise_if_damaged()
+    assert (len({*inodes}), inodes[0]) == (2, inodes[2])
+    reader = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(READ), tiers.in_memory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"opened\n"
+        for step in (5, 6, 7):
+            save(tiers, step, 9)
+            assert value_at(f"{tiers.in_memory}/step-{step}") == 9
+        said, _ = reader.communicate(b"\n", LIMIT_S)
+    assert said == b"True\n"
+    assert inode() != inodes[3]
+
+
+READ = """
+    import os, sys
+    from bytecheckpoint.storage.memory.client import HolderClient
+    held = HolderClient(sys.argv[1] + "/step-4")
+    (name,) = (name for name in held.names() if name.endswith(".distcp"))
+    fd = held.descriptor(name)
+    before = os.pread(fd, 1 << 20, 0)
+    print("opened", flush=True)
+    sys.stdin.readline()
+    print(os.pread(fd, 1 << 20, 0) == before, flush=True)
+"""
 
 
 def test_many_objects(tiers: Tiers) -> None:

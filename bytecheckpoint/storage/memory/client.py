@@ -257,14 +257,19 @@ class HolderClient:
             raise FileNotFoundError(errno.ENOENT, "it was removed")
         return fd
 
-    def reserve(self, name: str, num_bytes: int) -> None:
-        """Asks for memory, of the holder and of the machine."""
-        left = _core.available_memory_bytes()
-        if 0 <= left < num_bytes + _SPARE_BYTES:
+    def spare(self, name: str) -> int:
+        """Returns a descriptor of memory for a new object, which the caller closes; -1 if there is none to spare."""
+        _, fd = self._to.ask({"op": "spare", "name": self._key(name)}, starts=True)
+        return -1 if fd is None else fd
+
+    def reserve(self, name: str, num_bytes: int, there: int = 0) -> None:
+        """Asks for memory, of the holder and of the machine; of the latter without ``there`` bytes, which it has."""
+        left, missing = _core.available_memory_bytes(), max(0, num_bytes - there)
+        if missing and 0 <= left < missing + _SPARE_BYTES:
             raise OSError(
                 errno.ENOMEM,
-                f"{num_bytes:,} bytes are needed, and {_SPARE_BYTES:,} for what else the machine does, but {left:,} "
-                "are available",
+                f"{missing:,} bytes are needed, and {_SPARE_BYTES:,} for what else the machine does, but {left:,} are "
+                "available",
             )
         self._asked({"op": "reserve", "name": self._key(name), "bytes": num_bytes}, starts=True)
 
@@ -358,9 +363,14 @@ class HolderClient:
         """Returns what holds the objects."""
         return f"the holder of {self._to.run}"
 
-    def delete(self, names: Sequence[str]) -> None:
-        """Removes objects. Those that are already gone are no error."""
-        self._asked_if_there({"op": "delete", "names": [self._key(name) for name in names]})
+    def delete(self, names: Sequence[str], *, spares: bool = False) -> None:
+        """Removes objects. Those that are already gone are no error.
+
+        Args:
+            names: Their names.
+            spares: Whether their memory is kept for objects that are made next, until others are removed.
+        """
+        self._asked_if_there({"op": "delete", "names": [self._key(name) for name in names], "spares": spares})
 
     def delete_once(self, name: str) -> None:
         """Removes an object."""

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that holds the checkpoints of a run in the memory of its machine: ``python -m ...holder RUN``.
 
-It knows objects: a name, and a file in memory (memfd) that nobody can change. The memory is that of the file, whoever
-made it: so a process that trains may die, and the object stays. An object that no commit mark stands beside goes with
-the process that made it.
+It knows objects: a name, and a file in memory (memfd), which readers get for reading alone. The memory is that of the
+file, whoever made it: so a process that trains may die, and the object stays. An object that no commit mark stands
+beside goes with the process that made it. The files of a state that is not needed any more are spare: the next state is
+written over them, which takes half the time that new pages take.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import selectors
 import signal
@@ -17,7 +19,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from bytecheckpoint.storage.memory.messages import VERSION, address_of, is_of_this_user, receive, send
 
@@ -34,6 +36,8 @@ class _Object:
     etag: str
     modified_at: float
     owner: int | None  # the connection of a process with which it goes
+    readers: set[int] = field(default_factory=set)  # connections that were given a descriptor
+    makers: frozenset[int] = frozenset()  # the connection that made it
 
 
 @dataclass
@@ -54,8 +58,11 @@ class Holder:
         self._objects: dict[str, _Object] = {}
         self._peers: dict[int, _Peer] = {}
         self._num_made = 0
+        self._spares: list[tuple[str, int]] = []  # last names of what they were, and descriptors
+        self._given: list[int] = []  # descriptors that have gone along with an answer, and are not needed here
         self._calls = {
             "hello": self._hello,
+            "spare": self._spare,
             "reserve": self._reserve,
             "put": self._put,
             "get": self._get,
@@ -97,6 +104,8 @@ class Holder:
         Returns:
             The answer, and a descriptor to go along, which stays the holder's.
         """
+        while self._given:
+            os.close(self._given.pop())
         call = self._calls.get(request.get("op", ""), self._unknown)
         try:
             answered: tuple[dict[str, Any], int | None] = call(peer, request, fd)
@@ -120,6 +129,15 @@ class Holder:
         if request["most_bytes"] is not None:
             self._most_bytes = int(request["most_bytes"])
         return {"pid": os.getpid()}, None
+
+    def _spare(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        if not self._spares:
+            return {}, None
+        last = _last_of(str(request["name"]))
+        at = next((at for at, (name, _) in enumerate(self._spares) if name == last), 0)
+        _, spare = self._spares.pop(at)
+        self._given.append(spare)
+        return {}, spare
 
     def _reserve(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         name, num_bytes = str(request["name"]), int(request["bytes"])
@@ -146,7 +164,9 @@ class Holder:
                 raise OSError(errno.ESTALE, "there is another version")
         folder, _, last = name.rpartition("/")
         self._num_made += 1
-        made = _Object(fd, os.fstat(fd).st_size, f"{self._num_made:x}", time.time(), None if request["stays"] else peer)
+        owner = None if request["stays"] else peer
+        etag = f"{self._num_made:x}"
+        made = _Object(fd, os.fstat(fd).st_size, etag, time.time(), owner, makers=frozenset([peer]))
         if there is not None:
             os.close(there.fd)
         self._objects[name] = made
@@ -159,8 +179,13 @@ class Holder:
         return self._of(name), None
 
     def _get(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
-        answer = self._of(str(request["name"]))
-        return answer, self._objects[str(request["name"])].fd
+        name = str(request["name"])
+        answer = self._of(name)
+        found = self._objects[name]
+        found.readers.add(peer)
+        readable = os.open(f"/proc/self/fd/{found.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        self._given.append(readable)
+        return answer, readable
 
     def _head(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         return self._of(str(request["name"])), None
@@ -170,10 +195,22 @@ class Holder:
         return {"objects": [self._of(name) for name in sorted(self._objects) if name.startswith(below)]}, None
 
     def _delete(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
-        for name in request["names"]:
-            if name in self._objects:
-                self._drop(name)
+        names = [name for name in request["names"] if name in self._objects]
+        spares = [(_last_of(name), os.dup(self._objects[name].fd)) for name in names if self._is_spare(name)]
+        for name in names:
+            self._drop(name)
+        if request["spares"] and spares:
+            self._spares, spares = spares, self._spares  # those before were of no use
+        for _, spare in spares:
+            os.close(spare)
         return {}, None
+
+    def _is_spare(self, name: str) -> bool:
+        """Whether nobody else reads an object: a process that saved has only looked whether all is there."""
+        each = self._objects[name]
+        folder = name.rpartition("/")[0]
+        makers = {peer for other, of in self._objects.items() if other.startswith(f"{folder}/") for peer in of.makers}
+        return _last_of(name) != _MARK and (each.readers & self._peers.keys()) <= makers
 
     def _discard(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         below = str(request["below"])
@@ -205,6 +242,12 @@ class Holder:
         os.close(self._objects.pop(name).fd)
 
 
+def _last_of(name: str) -> str:
+    """Returns the last name without what a save drew: of the files of one rank it is the same in all saves."""
+    last = name.rpartition("/")[2]
+    return last if last.startswith(".") else last.partition(".")[0]
+
+
 def serve(address: str, linger_s: float) -> None:
     """Serves the processes of this machine, and of this user, until nobody needs the objects any more.
 
@@ -213,7 +256,7 @@ def serve(address: str, linger_s: float) -> None:
     Raises:
         OSError: Another holder has the address.
     """
-    holder, selector = Holder(), selectors.DefaultSelector()
+    holder, selector, numbers = Holder(), selectors.DefaultSelector(), itertools.count()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen(128)
@@ -221,20 +264,21 @@ def serve(address: str, linger_s: float) -> None:
     alone_since = time.monotonic()
     while True:
         for key, _ in selector.select(_LOOK_S):
-            peer: Any = key.fileobj
+            peer, number = cast(socket.socket, key.fileobj), key.data
             if peer is listener:
                 accepted, _ = listener.accept()
                 if is_of_this_user(accepted):
-                    holder.connected(accepted.fileno())
-                    selector.register(accepted, selectors.EVENT_READ)
+                    number = next(numbers)
+                    holder.connected(number)
+                    selector.register(accepted, selectors.EVENT_READ, number)
                 else:
                     accepted.close()
                 continue
-            if _serve_one(holder, peer):
+            if _serve_one(holder, peer, number):
                 continue
             selector.unregister(peer)
-            is_over = holder.left(peer.fileno())
             peer.close()
+            is_over = holder.left(number)
             alone_since = time.monotonic()
             if is_over and not holder.has_peers:
                 return
@@ -242,13 +286,13 @@ def serve(address: str, linger_s: float) -> None:
             return
 
 
-def _serve_one(holder: Holder, peer: socket.socket) -> bool:
+def _serve_one(holder: Holder, peer: socket.socket, number: int) -> bool:
     """Answers one request. Returns False if the process has gone, or sent what is none."""
     try:
         received = receive(peer)
         if received is None:
             return False
-        send(peer, *holder.answer(peer.fileno(), *received))
+        send(peer, *holder.answer(number, *received))
     except (OSError, ValueError):
         return False
     return True
