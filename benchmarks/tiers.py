@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A memory tier beside what the memory itself takes, and beside a disk of limited speed; restores from each tier.
 
-The ceiling of a commit is a copy of the same bytes to memory that was not used before, and their CRC, by as many
-threads as the engine has; that of a restore is a copy into the tensors. The limited disk is our own save with
-`write_bytes_per_s`, which holds back the writing threads. Everything runs in turn, in one process; restarts are
-processes of their own, timed from the first line behind their imports until the state is loaded.
+The ceiling of a commit is a copy of the same bytes and their CRC, by as many threads as the engine has: to memory that
+is in use, and to new memory, which the system has to find first. That of a restore is a copy into the tensors. The
+limited disk is our own save with `write_bytes_per_s`, which holds back the writing threads. Everything runs in turn, in
+one process; restarts are processes of their own, timed from the first line behind their imports until the state is
+loaded.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
@@ -20,6 +22,7 @@ import threading
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from measurement import machine
@@ -34,6 +37,11 @@ from bytecheckpoint.storage.memory.client import stop_holder
 
 LIMITED_B_PER_S = 500_000_000
 PIECE = 8 << 20
+COPY, COPY_TO_NEW, COMMIT = "copy and CRC", "copy and CRC, new memory", "commit to memory"
+LIMITED = f"commit to a disk at {LIMITED_B_PER_S / 1e6:.0f} MB/s"
+COPY_BACK, RESTORE = "copy into the tensors", "restore from memory"
+STALL, STALL_OF_DISK = "stall, memory and disk", "stall, disk"
+RESTART_FROM = "restart from "
 RESTART = """
 import sys, time, warnings
 import torch, torch.distributed.checkpoint as dcp
@@ -64,10 +72,9 @@ def in_threads(num: int, work: Callable[[int], None]) -> None:
         thread.join()
 
 
-def copy_and_check(state: dict[str, torch.Tensor], num_threads: int) -> None:
-    """Copies all tensors to fresh memory piece by piece, and computes the CRC of each piece."""
+def copy_and_check(state: dict[str, torch.Tensor], num_threads: int, to: torch.Tensor) -> None:
+    """Copies all tensors to ``to`` piece by piece, and computes the CRC of as many bytes."""
     every = [piece for tensor in state.values() for piece in tensor.view(torch.uint8).split(PIECE)]
-    to = torch.empty(sum(map(len, every)), dtype=torch.uint8)  # so large that the allocator maps new pages for it
     ends = list(accumulate(map(len, every)))
     sample = every[0].numpy().tobytes()
 
@@ -84,6 +91,92 @@ def copy_back(state: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> 
         into[name].copy_(tensor)
 
 
+Seconds = dict[str, list[float]]
+
+
+def in_this_process(state: dict[str, torch.Tensor], memory: Tiers, both: Tiers, folder: Path, args: Any) -> Seconds:
+    """Times commits, restores and stalls, in turn."""
+    into = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    num_bytes = sum(tensor.nbytes for tensor in state.values())
+    in_use = torch.zeros(num_bytes, dtype=torch.uint8)
+    num_threads = Config.from_env().io_threads
+    steps = itertools.count(1)
+    waiting: list[bytecheckpoint.SaveHandle] = []
+
+    def save(tiers: Tiers | Path, config: Config | None = None) -> None:
+        bytecheckpoint.save_state_dict(tiers / f"step-{next(steps)}", state, no_dist=True, config=config)
+
+    def stage(tiers: Tiers | Path) -> None:
+        handle = bytecheckpoint.async_save_state_dict(tiers / f"step-{next(steps)}", state, no_dist=True)
+        handle.staged.result()
+        waiting.append(handle)
+
+    def load() -> None:
+        bytecheckpoint.load_state_dict(str(bytecheckpoint.latest(memory)), into, no_dist=True)
+
+    limited = Config(write_bytes_per_s=LIMITED_B_PER_S)
+    calls: dict[str, Callable[[], None]] = {
+        COPY: lambda: copy_and_check(state, num_threads, in_use),
+        COPY_TO_NEW: lambda: copy_and_check(state, num_threads, torch.empty(num_bytes, dtype=torch.uint8)),
+        COMMIT: lambda: save(memory),
+        LIMITED: lambda: save(folder / "limited", limited),
+        COPY_BACK: lambda: copy_back(state, into),
+        RESTORE: load,
+        STALL: lambda: stage(both),
+        STALL_OF_DISK: lambda: stage(folder / "plain"),
+    }
+    seconds: Seconds = {each: [] for each in calls}
+    with Stopwatch(args.warm_gib, args.idle_limit_s) as watch:
+        for repetition in range(args.repetitions + 1):
+            for each, call in calls.items():
+                took = watch.time(call)
+                while waiting:
+                    waiting.pop().committed.result()
+                for run in ("limited", "plain", "near"):
+                    shutil.rmtree(folder / run, ignore_errors=True)
+                if repetition:
+                    seconds[each].append(took)
+    print(f"{watch.busy_starts} of {watch.num_calls} calls began on a busy machine")
+    return seconds
+
+
+def restarts(state: dict[str, torch.Tensor], both: Tiers, repetitions: int) -> Seconds:
+    """Times processes that load what another one has saved, in turn."""
+    bytecheckpoint.save_state_dict(both / "step-1", state, no_dist=True)
+    numel = next(iter(state.values())).numel()
+    command = [sys.executable, "-c", RESTART, str(both.near), str(len(state)), str(numel)]
+    seconds: Seconds = {f"{RESTART_FROM}{how}": [] for how in ("memory", "disk", "stock DCP")}
+    for repetition in range(repetitions + 1):
+        for each, times in seconds.items():
+            drop_page_cache(Path(both.near))
+            how = each.removeprefix(RESTART_FROM)
+            said = subprocess.run([*command, how], check=True, capture_output=True, text=True).stdout
+            times += [float(said.split()[-1])] if repetition else []
+    return seconds
+
+
+def show(seconds: Seconds, num_bytes: int) -> dict[str, float]:
+    """Prints medians and ratios, and returns the ratios."""
+    medians = {each: statistics.median(of_one) for each, of_one in seconds.items()}
+    table = Table("", "seconds", "GB/s", title=f"{num_bytes / 1e9:.2f} GB")
+    for each, median in medians.items():
+        table.add_row(each, f"{median:.3f}", f"{num_bytes / 1e9 / median:.2f}")
+    console = Console()
+    console.print(table)
+    ratios = {
+        "commit to memory, of a copy with CRC": medians[COPY] / medians[COMMIT],
+        "commit to memory, of a copy with CRC to new memory": medians[COPY_TO_NEW] / medians[COMMIT],
+        "commit to memory, times as fast as the limited disk": medians[LIMITED] / medians[COMMIT],
+        "restore from memory, of a copy": medians[COPY_BACK] / medians[RESTORE],
+        "stall with memory, times that without": medians[STALL] / medians[STALL_OF_DISK],
+        "restart from memory, of stock DCP's time": medians[f"{RESTART_FROM}memory"]
+        / medians[f"{RESTART_FROM}stock DCP"],
+    }
+    for what, ratio in ratios.items():
+        console.print(f"{what}: {ratio:.2f}")
+    return ratios
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.0, help="of the state (default 1)")
@@ -92,83 +185,20 @@ def main() -> None:
     args = parser.parse_args()
     numel = int(args.gigabytes * 1e9 / 4 / args.tensors)
     state = {f"w{n}": torch.ones(numel) for n in range(args.tensors)}
-    into = {name: torch.zeros(numel) for name in state}
-    num_bytes = numel * 4 * args.tensors
     folder = Path(tempfile.mkdtemp(dir=args.dir, prefix="tiers-"))
-    name = f"benchmark-{folder.name}"
-    config = Config.from_env()
-    memory = Tiers(memory=MemoryTier(keep=1, name=name))
+    memory = Tiers(memory=MemoryTier(keep=1, name=f"benchmark-{folder.name}"))
     both = Tiers(memory=MemoryTier(keep=1), near=folder / "near")
-    limited = Config(write_bytes_per_s=LIMITED_B_PER_S)
-    steps = iter(range(1, 10_000))
-
-    def save(tiers: Tiers | Path, config: Config) -> None:
-        bytecheckpoint.save_state_dict(tiers / f"step-{next(steps)}", state, no_dist=True, config=config)
-
-    def staged(tiers: Tiers | Path) -> None:
-        handle = bytecheckpoint.async_save_state_dict(tiers / f"step-{next(steps)}", state, no_dist=True)
-        handle.staged.result()
-        waiting.append(handle)
-
-    def load() -> None:
-        bytecheckpoint.load_state_dict(str(bytecheckpoint.latest(memory)), into, no_dist=True)
-
-    waiting: list[bytecheckpoint.SaveHandle] = []
-    calls: dict[str, Callable[[], None]] = {
-        "copy and CRC": lambda: copy_and_check(state, config.io_threads),
-        "commit to memory": lambda: save(memory, config),
-        f"commit to a disk at {LIMITED_B_PER_S / 1e6:.0f} MB/s": lambda: save(folder / "limited", limited),
-        "copy into the tensors": lambda: copy_back(state, into),
-        "restore from memory": load,
-        "stall, memory and disk": lambda: staged(both),
-        "stall, disk": lambda: staged(folder / "plain"),
-    }
-    seconds: dict[str, list[float]] = {each: [] for each in calls}
     try:
-        with Stopwatch(args.warm_gib, args.idle_limit_s) as watch:
-            for repetition in range(args.repetitions + 1):
-                for each, call in calls.items():
-                    took = watch.time(call)
-                    while waiting:
-                        waiting.pop().committed.result()
-                    for run in ("limited", "plain", "near"):
-                        shutil.rmtree(folder / run, ignore_errors=True)
-                    if repetition:
-                        seconds[each].append(took)
-            steps = iter([1])
-            save(both, config)
-            restart = [sys.executable, "-c", RESTART, str(folder / "near"), str(args.tensors), str(numel)]
-            for repetition in range(args.repetitions + 1):
-                for how in ("memory", "disk", "stock DCP"):
-                    drop_page_cache(folder)
-                    said = subprocess.run([*restart, how], check=True, capture_output=True, text=True).stdout
-                    if repetition:
-                        seconds.setdefault(f"restart from {how}", []).append(float(said.split()[-1]))
+        seconds = in_this_process(state, memory, both, folder, args)
+        seconds |= restarts(state, both, args.repetitions)
     finally:
         for tiers in (memory, both):
             stop_holder(tiers.in_memory.rpartition("/")[2])
         shutil.rmtree(folder)
-    medians = {each: statistics.median(of_one) for each, of_one in seconds.items()}
-    table = Table("", "seconds", "GB/s", title=f"{num_bytes / 1e9:.2f} GB in {args.tensors} tensors")
-    for each, median in medians.items():
-        table.add_row(each, f"{median:.3f}", f"{num_bytes / 1e9 / median:.2f}")
-    console = Console()
-    console.print(table)
-    slow = next(each for each in medians if each.startswith("commit to a disk"))
-    ratios = {
-        "memory: of copy and CRC": medians["copy and CRC"] / medians["commit to memory"],
-        "memory: times the limited disk": medians[slow] / medians["commit to memory"],
-        "restore: of a copy": medians["copy into the tensors"] / medians["restore from memory"],
-        "stall with memory: times that without": medians["stall, memory and disk"] / medians["stall, disk"],
-        "restart from memory: times stock DCP": medians["restart from memory"] / medians["restart from stock DCP"],
-    }
-    for what, ratio in ratios.items():
-        console.print(f"{what}: {ratio:.2f}")
-    console.print(f"{watch.busy_starts} of {watch.num_calls} calls began on a busy machine")
+    ratios = show(seconds, numel * 4 * args.tensors)
     if args.json:
-        args.json.write_text(
-            json.dumps({"seconds": seconds, "ratios": ratios, "machine": machine.facts(args.dir)}, indent=1)
-        )
+        facts = machine.facts(args.dir)
+        args.json.write_text(json.dumps({"seconds": seconds, "ratios": ratios, "machine": facts}, indent=1))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
+from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.in_use import unheld
 from bytecheckpoint.storage.memory.client import HolderClient
 from bytecheckpoint.storage.names import is_mark
-from bytecheckpoint.storage.object_store.urls import key_of_url
 from bytecheckpoint.storage.small_files import storage_errors
 from bytecheckpoint.storage.step_folder import step_paths
 
@@ -25,9 +25,10 @@ def keep_newest(run: str, keep: int) -> None:
         StorageError: The holder refused, or has gone.
     """
     for _, path in commit_order(run, step_paths(run)).by_time[keep:]:
-        memory = HolderClient(path)
+        memory, key = HolderClient(path), folder_at(path).key()
+        assert key is not None  # it is a URL
         with storage_errors("delete", path):
             names = [each.name for each in memory.everything("")]
             memory.delete(list(filter(is_mark, names)))  # first: a step that is half gone is none
-            with unheld(key_of_url(path)) as is_free:
+            with unheld(key) as is_free:
                 memory.delete(names, spares=is_free)  # else somebody reads it, and it must not change
