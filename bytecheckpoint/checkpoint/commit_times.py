@@ -12,8 +12,6 @@ the saves began, which their ids say.
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,14 +22,13 @@ from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.names import is_mark, rank_of_mark
 from bytecheckpoint.storage.paths import as_place, below
+from bytecheckpoint.storage.save_ids import begin_of_save
 
-__all__ = ["Committed", "begin_of_save", "commit_times", "in_spite_of_copies", "may_be_a_copy"]
+__all__ = ["Committed", "commit_times", "in_spite_of_copies", "may_be_a_copy"]
 
 _MARK = ".metadata"
 _PART_COMMITTED_LAST = "model"
 _AN_HOUR = 3_600 * 10**9  # nanoseconds: no save takes longer, and the clocks of hosts agree better
-_A_DAY = 24 * _AN_HOUR
-_FIRST_ID = 1_795_000_000 * 10**9  # November 2026: earlier builds wrote no time into their ids
 
 
 def commit_times(paths: Sequence[str]) -> dict[str, int]:
@@ -168,11 +165,3 @@ def _save_in(path: str) -> _SaveTimes:
         except (CheckpointError, OSError, TypeError):  # TypeError: a path that is no UTF-8
             continue
     return save
-
-
-def begin_of_save(save_id: str) -> int:
-    """Returns the time in a save id; 0 if it has none: it is of an earlier build, or of another writer."""
-    drawn = uuid.UUID(hex=save_id)
-    began = (drawn.int >> 80) * 1_000_000
-    # Of random ids, one in 64 has this version and variant.
-    return began if drawn.version == 7 and _FIRST_ID < began < time.time_ns() + _A_DAY else 0

@@ -7,13 +7,13 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from bytecheckpoint.checkpoint.commit_times import begin_of_save
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.tier_drains import drain_of
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.runtime.before_exit import before_exit
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.storage.paths import Place, as_place, below, name_of, parent_of
+from bytecheckpoint.storage.save_ids import begin_of_save
 from bytecheckpoint.storage.step_folder import step_paths
 from bytecheckpoint.storage.tiers import tiers_of
 

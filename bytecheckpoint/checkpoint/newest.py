@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bytecheckpoint.checkpoint.commit_order import CommitOrder, commit_order
-from bytecheckpoint.checkpoint.commit_times import begin_of_save
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.tracker_text import tracker_text
 from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.parts import PARTS, REFERENCE
 from bytecheckpoint.storage.paths import Place, as_place, below, name_of
+from bytecheckpoint.storage.save_ids import begin_of_save
 from bytecheckpoint.storage.small_files import storage_errors
 from bytecheckpoint.storage.step_folder import StepFolder, step_paths
 from bytecheckpoint.storage.step_names import run_and_step
+from bytecheckpoint.storage.tiers import tier_of
 
 __all__ = ["Newest", "newest_in", "newest_whole"]
 
@@ -124,6 +125,11 @@ def newest_in(runs: Sequence[Place], look: Callable[[Place], Newest], asked: str
         for path in higher
     ]
     said += [f"{asked}({runs[0]}): taking {best.path}: {error}" for error in failures]
+    if found == [best] and tier_of(str(best.path)) == "memory":
+        run = str(runs[0])
+        said.append(
+            f"{asked}({run}): {best.path} is in memory alone; bcp holder stop {run.rpartition('/')[2]} forgets it"
+        )
     return Newest(best.path, tuple(said))
 
 

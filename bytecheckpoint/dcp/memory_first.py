@@ -24,7 +24,6 @@ from bytecheckpoint.errors import (
     RankLostError,
     SaveCancelledError,
 )
-from bytecheckpoint.report import SaveReport
 from bytecheckpoint.staging.background import forget_locals
 from bytecheckpoint.storage.memory.client import HolderClient
 from bytecheckpoint.storage.parts import PARTS
@@ -66,68 +65,97 @@ def save_by_tiers(writer: BcpWriter, save: Callable[[BcpWriter], T], only: str =
 
     Raises:
         CheckpointError: The save to the disk failed; or it was to be in memory alone, and is not; or a rank was lost.
-    """
+    """  # noqa: DOC501
     found = tiers_of(str(writer.checkpoint_id))
     if found is None or found[0].memory is None or only == "disk" or _is_within.get():
         return save(writer)
     token = _is_within.set(True)  # a flow within a flow is the same save
+    memory = _MemorySave(writer, *found)
     try:
-        saved = _save_in_memory(writer, *found, save)
-        return saved if only == "memory" or not writer.goes_on else save(writer)
+        if only != "memory" and not writer.overwrite and found[0].disks:
+            saved = save(writer)  # first: it may be refused, and then nothing may be changed
+            memory.save(save)
+            return saved
+        in_memory = memory.save(save)
+        return in_memory if only == "memory" or not writer.goes_on else save(writer)
+    except SaveCancelledError:
+        memory.take_back()
+        raise
     finally:
         _is_within.reset(token)
 
 
-def _save_in_memory(writer: BcpWriter, tiers: Tiers, rest: str, save: Callable[[BcpWriter], T]) -> T | None:
-    writer.goes_on = note_save(tiers, str(writer.checkpoint_id))
-    begin = time.monotonic()
-    memory = _writer_of(tiers, rest, writer)
-    done: Future[SaveReport] = writer.in_memory
-    try:
-        saved = save(memory)
-    except BaseException as error:
-        done.set_exception(error)
-        with suppress(OSError):  # the coordinator has freed what it knows of, on its own machine
-            HolderClient(str(memory.checkpoint_id)).discard()
-        if not writer.goes_on or not isinstance(error, _OF_MEMORY) or isinstance(error, _FOR_ALL_TIERS):
-            raise
-        _logger.warning("%s is not in memory: %s", writer.checkpoint_id, str(error))
-        error.__traceback__ = None if error.__traceback__ is None else error.__traceback__.tb_next  # of this frame
-        forget_locals(error)  # whoever keeps the future must not keep the state
-        return None
-    report = memory.last_report
-    assert report is not None
-    writer.memory_s = time.monotonic() - begin
-    writer.same_save_as = memory.save_id.removeprefix(SAVE_ID_PREFIX)
-    if not writer.goes_on:
-        writer.last_report = report
-    if report.save_id:  # this rank has committed
-        _free_older(tiers, str(memory.checkpoint_id))
-    done.set_result(report)
-    return saved
+class _MemorySave:
+    """The part of a save that goes to memory.
 
+    Args:
+        writer: Writer of the save to the disk.
+        tiers: Places of the run.
+        rest: Path of the step, or of a part of it, in them.
+    """
 
-def _writer_of(tiers: Tiers, rest: str, writer: BcpWriter) -> BcpWriter:
-    if writer.in_memory.done():  # of an earlier save
-        writer.in_memory = Future()
-    memory = BcpWriter(
-        str(below(tiers.in_memory, *rest.split("/"))),
-        overwrite=writer.overwrite,
-        config=replace(writer.config, journal="off", digest=False),
-    )
-    memory.user_metadata = writer.user_metadata
-    memory.cancels_with(writer)
-    return memory
+    def __init__(self, writer: BcpWriter, tiers: Tiers, rest: str) -> None:
+        self._disk, self._tiers = writer, tiers
+        # What may not be replaced may be on the disk alone.
+        writer.goes_on = note_save(tiers, str(writer.checkpoint_id)) or (bool(tiers.disks) and not writer.overwrite)
+        if writer.in_memory.done():  # of an earlier save
+            writer.in_memory = Future()
+        self._path = str(below(tiers.in_memory, *rest.split("/")))
+        self._memory = memory = BcpWriter(
+            self._path,
+            overwrite=writer.overwrite or writer.goes_on,
+            config=replace(writer.config, journal="off", digest=False),
+        )
+        memory.user_metadata = writer.user_metadata
+        memory.cancels_with(writer)
 
+    def save(self, save: Callable[[BcpWriter], T]) -> T | None:
+        """Saves to memory; see ``save_by_tiers``."""
+        writer, memory = self._disk, self._memory
+        begin = time.monotonic()
+        if writer.last_report is not None and not writer.overwrite:
+            memory.same_save_as = writer.save_id.removeprefix(SAVE_ID_PREFIX)
+        try:
+            saved = save(memory)
+        except BaseException as error:
+            writer.in_memory.set_exception(error)
+            with suppress(OSError):  # the coordinator has freed what it knows of, on its own machine
+                HolderClient(self._path).discard()
+            if not writer.goes_on or not isinstance(error, _OF_MEMORY) or isinstance(error, _FOR_ALL_TIERS):
+                raise
+            _logger.warning("%s is not in memory: %s", writer.checkpoint_id, str(error))
+            error.__traceback__ = None if error.__traceback__ is None else error.__traceback__.tb_next  # of this frame
+            forget_locals(error)  # whoever keeps the future must not keep the state
+            return None
+        report = memory.last_report
+        assert report is not None
+        if writer.overwrite:
+            writer.memory_s = time.monotonic() - begin
+            writer.same_save_as = memory.save_id.removeprefix(SAVE_ID_PREFIX)
+        if not writer.goes_on:
+            writer.last_report = report
+        if report.save_id:  # this rank has committed
+            self._free_older()
+        writer.in_memory.set_result(report)
+        return saved
 
-def _free_older(tiers: Tiers, path: str) -> None:
-    """Frees older states, once the last part of a newer one is committed."""
-    place = as_place(path)
-    name = name_of(place)
-    if tiers.memory is None or (name in PARTS and name != PARTS[-1]):
-        return
-    run = parent_of(parent_of(place)) if name in PARTS else parent_of(place)
-    try:
-        keep_newest(str(run), tiers.memory.keep)
-    except CheckpointError as error:
-        _logger.warning("Tiers(%s): older states in memory are not freed: %s", tiers.place, error)
+    def take_back(self) -> None:
+        """Frees what is in memory, if this rank has committed it: the save to the disk was cancelled."""
+        report = self._memory.last_report
+        if report is None or not report.save_id:
+            return
+        held = HolderClient(self._path)
+        with suppress(OSError):
+            held.delete([each.name for each in held.everything("")])
+
+    def _free_older(self) -> None:
+        """Frees older states, once the last part of a newer one is committed."""
+        place = as_place(self._path)
+        name = name_of(place)
+        if self._tiers.memory is None or (name in PARTS and name != PARTS[-1]):
+            return
+        run = parent_of(parent_of(place)) if name in PARTS else parent_of(place)
+        try:
+            keep_newest(str(run), self._tiers.memory.keep)
+        except CheckpointError as error:
+            _logger.warning("Tiers(%s): older states in memory are not freed: %s", self._tiers.place, str(error))

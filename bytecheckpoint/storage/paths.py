@@ -62,7 +62,7 @@ class TieredPath(os.PathLike[str]):
 
     @abstractmethod
     def place_to_read(self) -> Place:
-        """Returns the nearest place that has it; the nearest of all if none has."""
+        """Returns the nearest place that has its newest save; ``place`` if none has one."""
 
     def __fspath__(self) -> str:
         return str(self.place)
@@ -204,7 +204,7 @@ def location(path: str | os.PathLike[str], directory: Path | None = None) -> Pat
 def location_to_read(path: str | os.PathLike[str] | None) -> Path | str:
     """Does what ``location`` does, for a checkpoint to read. None means that a run has no checkpoint.
 
-    Of ``Tiers`` it is the nearest place that has it.
+    Of ``Tiers`` it is the nearest place that has the newest save of it.
 
     Raises:
         CheckpointNotFoundError: ``path`` is None.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import ConfigError, StorageError
+from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError
 from bytecheckpoint.native import _core
 from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.runtime.per_process import PerProcess
@@ -23,12 +23,14 @@ from bytecheckpoint.storage.names import is_mark
 from bytecheckpoint.storage.object_store.urls import is_http
 from bytecheckpoint.storage.parts import PARTS
 from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location, name_of, parent_of
+from bytecheckpoint.storage.save_ids import begin_of_save
 from bytecheckpoint.storage.step_names import is_step_name
 
 __all__ = ["MemoryTier", "TierStep", "Tiers", "note_save", "tier_of", "tiers_of"]
 
 _logger = logging.getLogger("bytecheckpoint")
 
+_MARK = ".metadata"
 _MEMORY = "memory"
 _NAMES = ("near", "durable")
 _LOOK_S = 5.0  # for a file system to say what it is
@@ -246,13 +248,14 @@ class TierStep(TieredPath):
 
     def place_to_read(self) -> Place:
         self.tiers.open()
+        there: list[Place] = []
         for place in self.places:
             try:
-                if _has_mark(place):
-                    return place
+                there += [place] if _has_mark(place) else []
             except StorageError as error:  # another place may have it
                 _logger.warning("load(%s): %s cannot be looked at: %s", self, place, str(error))
-        return self.place
+        # The same step may have been saved again, and not be in all places yet. Of equal ones the nearest is taken.
+        return max(there, key=_begin_of, default=self.place) if len(there) > 1 else (*there, self.place)[0]
 
     def __truediv__(self, name: str) -> TierStep:
         return TierStep(self.tiers, f"{self.name}/{name}")
@@ -352,10 +355,19 @@ def _has_mark(place: Place) -> bool:
     """Whether a checkpoint is committed in a step, whole, by ranks, or in parts."""
     folder = folder_at(place)
     return (
-        folder.has(".metadata")
-        or folder_at(below(place, PARTS[-1])).has(".metadata")
+        folder.has(_MARK)
+        or folder_at(below(place, PARTS[-1])).has(_MARK)
         or (isinstance(place, Path) and not folder.is_gone() and any(map(is_mark, folder.names())))
     )
+
+
+def _begin_of(place: Place) -> int:
+    """Returns when the save of a step began, in nanoseconds since 1970; 0 if nobody knows, and -1 if it is damaged."""
+    at = place if folder_at(place).has(_MARK) else below(place, PARTS[-1])
+    try:
+        return begin_of_save(_core.Checkpoint.open(str(at), max_whole_bytes=0).save_id)
+    except CheckpointError:
+        return -1
 
 
 def _warn_of(tiers: Tiers) -> None:

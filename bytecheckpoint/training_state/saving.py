@@ -389,7 +389,8 @@ class _Saving:
             CheckpointError: A part could not be saved.
         """
         reports: dict[str, SaveReport] = {}
-        for tier in ("memory", "disk") if self.in_memory is not None else ("",):
+        tiers = ("memory", "disk") if self._request.overwrite else ("disk", "memory")  # a refusal changes nothing
+        for tier in tiers if self.in_memory is not None else ("",):
             for number, (part, writer) in enumerate(self._writers.items()):
                 if tier == "disk" and not writer.goes_on:
                     continue
@@ -399,7 +400,8 @@ class _Saving:
                 planner = BcpSavePlanner(not is_flat, not is_flat, config=config)
                 try:
                     of_part = None if number else staging
-                    reports[part] = run_save(values[part], writer, planner, self._group, self._turn, of_part, tier)
+                    report = run_save(values[part], writer, planner, self._group, self._turn, of_part, tier)
+                    reports[part] = reports.get(part, report) if tier == "memory" else report
                 except CheckpointError as error:
                     if number:
                         error.add_note(

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from support.tier_runs import LIMIT_S, loaded, save, state_of, value_at, wait_un
 
 import bytecheckpoint
 from bytecheckpoint import (
+    Config,
     MemoryTier,
     Tiers,
     async_save_state_dict,
@@ -36,6 +39,7 @@ from bytecheckpoint import (
     shutdown,
     verify,
 )
+from bytecheckpoint.dcp import memory_first
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError, SaveFailedError
 from bytecheckpoint.storage.memory import client
 from bytecheckpoint.storage.memory.client import HolderClient, disconnect, holders, stop_holder
@@ -85,9 +89,69 @@ def test_memory_comes_first(tiers: Tiers, tmp_path: Path) -> None:
     assert loaded(tiers, 1) == (1, f"{tiers.in_memory}/step-1")
     verify(f"{tiers.in_memory}/step-1").raise_if_damaged()
     assert [dict(folder.tiers) for folder in scan_steps(tiers)] == [{"memory": "complete", "near": "complete"}]
+
+
+def test_what_may_not_be_replaced_is_looked_for_on_the_disk(tiers: Tiers) -> None:
+    """A refused save has changed nothing, in memory neither, whose own state is gone."""
+    save(tiers, 1)
+    for where in ("in memory", "on the disk alone"):
+        with pytest.raises(CheckpointExistsError):
+            save_state_dict(tiers / "step-1", state_of(2), no_dist=True, overwrite=False)
+        assert loaded(tiers, 1)[0] == 1, where
+        stop_holder(tiers.in_memory.rpartition("/")[2])
+    report = save_state_dict(tiers / "step-2", state_of(2), no_dist=True, overwrite=False)
+    assert (report.tier, loaded(tiers, 2)) == ("near", (2, f"{tiers.in_memory}/step-2"))
+    (folder,) = (folder for folder in scan_steps(tiers) if folder.step == 2)
+    assert folder.save_ids == (report.save_id,)
+    assert dict(folder.tiers) == {"memory": "complete", "near": "complete"}
+    alone = Tiers(memory=MemoryTier(), near=tiers.near, near_every=9)
+    assert save_state_dict(alone / "step-3", state_of(3), no_dist=True, overwrite=False).tier == "near"
+    model = {"model": torch.nn.Linear(2, 2)}
+    saved = bytecheckpoint.save(tiers, model, "ddp", global_steps=4, overwrite=False).committed.result()
+    assert saved.parts["model"].tier == "near"
     with pytest.raises(CheckpointExistsError):
-        save_state_dict(tiers / "step-1", state_of(2), no_dist=True, overwrite=False)
-    assert loaded(tiers, 1) == (1, f"{tiers.in_memory}/step-1")
+        bytecheckpoint.save(tiers, model, "ddp", global_steps=4, overwrite=False)
+
+
+def test_an_older_save_of_a_step_is_not_taken_for_the_newer(tiers: Tiers, tmp_path: Path) -> None:
+    save(tiers, 1)
+    save_state_dict(tmp_path / "near/step-1", state_of(11), no_dist=True, config=Config(journal="off"))
+    assert loaded(tiers, 1)[0] == 11
+    stop_holder(tiers.in_memory.rpartition("/")[2])
+    full = Tiers(memory=MemoryTier(max_bytes=20_000), near=tiers.near)
+    save(full, 1, 12)
+    save(full, 1, 13, numel=10_000)  # it does not fit, and what is in memory is older
+    state = state_of(0, 10_000)
+    assert load_state_dict(full / "step-1", state, no_dist=True).path == f"{tmp_path}/near/step-1"
+    assert state["w"].eq(13).all()
+
+
+def test_a_cancelled_save_is_not_in_memory(tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tiers, 1)
+    handles: list[Any] = []
+    in_memory = threading.Event()
+
+    def wait(run: str, keep: int) -> None:
+        in_memory.set()
+        wait_until(lambda: handles and handles[0]._cancelled.is_set())
+
+    monkeypatch.setattr(memory_first, "keep_newest", wait)
+    handle = async_save_state_dict(tiers / "step-2", state_of(2), no_dist=True)
+    assert in_memory.wait(LIMIT_S)
+    give_up = handle._give_up
+    handle._cancelled = threading.Event()  # type: ignore[attr-defined]
+    handle._give_up = lambda: (give_up(), handle._cancelled.set())[0]  # type: ignore[attr-defined]
+    handles.append(handle)
+    assert handle.cancel(LIMIT_S)
+    assert latest(tiers) == f"{tiers.in_memory}/step-1"
+    assert [each.name for each in HolderClient(tiers.in_memory).everything("step-2")] == []
+
+
+def test_memory_of_a_run_whose_folder_is_gone(tiers: Tiers) -> None:
+    save(tiers, 1)
+    shutil.rmtree(tiers.near)
+    with pytest.warns(RuntimeWarning, match="step-1 is in memory alone; bcp holder stop .* forgets it"):
+        assert latest(tiers) == f"{tiers.in_memory}/step-1"
 
 
 def test_the_newest_stay(tiers: Tiers) -> None:
@@ -330,7 +394,7 @@ def test_many_objects(tiers: Tiers) -> None:
     for number in range(500):
         held.put(f"{'long-' * 20}{number}", b"1")
     assert len(held.entries()) == 501
-    held.delete([each.name for each in held.entries()])
+    held.delete([each.name for each in held.entries()] * 2)
     assert held.entries() == []
 
 

@@ -195,7 +195,7 @@ class Holder:
         return {"objects": [self._of(name) for name in sorted(self._objects) if name.startswith(below)]}, None
 
     def _delete(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
-        names = [name for name in request["names"] if name in self._objects]
+        names = [name for name in dict.fromkeys(request["names"]) if name in self._objects]
         spares = [(_last_of(name), os.dup(self._objects[name].fd)) for name in names if self._is_spare(name)]
         for name in names:
             self._drop(name)
