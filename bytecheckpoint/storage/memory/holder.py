@@ -84,6 +84,12 @@ class Holder:
         """Whether a process is connected."""
         return bool(self._peers)
 
+    def close(self) -> None:
+        """Frees everything."""
+        for fd in [*(each.fd for each in self._objects.values()), *(fd for _, fd in self._spares), *self._given]:
+            os.close(fd)
+        self._objects, self._spares, self._given = {}, [], []
+
     def connected(self, peer: int) -> None:
         """Notes a process."""
         self._peers[peer] = _Peer()
@@ -106,17 +112,18 @@ class Holder:
         """
         while self._given:
             os.close(self._given.pop())
-        call = self._calls.get(request.get("op", ""), self._unknown)
+        is_kept = False
         try:
+            call = self._calls.get(request.get("op", ""), self._unknown)
             answered: tuple[dict[str, Any], int | None] = call(peer, request, fd)
-            return answered
+            is_kept = call == self._put
         except OSError as error:
-            refused = {"errno": error.errno, "why": error.strerror}
-        except (KeyError, TypeError, ValueError) as error:
-            refused = {"errno": errno.EINVAL, "why": f"{type(error).__name__}: {error}"}
-        if fd is not None:
+            answered = {"errno": error.errno, "why": str(error.strerror)}, None
+        except Exception as error:  # whatever a process asks for, the others keep what they have
+            answered = {"errno": errno.EINVAL, "why": f"{type(error).__name__}: {error}"}, None
+        if fd is not None and not is_kept:
             os.close(fd)
-        return refused, None
+        return answered
 
     def _unknown(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         raise OSError(errno.EOPNOTSUPP, f"a holder of version {VERSION} does not know {request.get('op')!r}")
@@ -293,7 +300,7 @@ def _serve_one(holder: Holder, peer: socket.socket, number: int) -> bool:
         if received is None:
             return False
         send(peer, *holder.answer(number, *received))
-    except (OSError, ValueError):
+    except Exception:  # also of a message that no process of ours sends
         return False
     return True
 
