@@ -77,6 +77,16 @@ def test_a_slow_rank() -> None:
     assert "rank 1 was slow (late): " in last
 
 
+@pytest.mark.long
+def test_a_killed_training() -> None:
+    """All ranks are killed, and go on from memory, and from the disk when that is lost, with the same losses."""
+    done = run("killed_training.py", "--ranks", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert ["held://" in line for line in lines if "resumed from" in line] == [True, False]
+    assert lines.count("  the losses of 20 steps are the same") == 2
+
+
 def test_an_object_store() -> None:
     """Two processes are killed in the middle of a save. The next begins at the newest commit, and nothing differs."""
     if find_weed() is None:
