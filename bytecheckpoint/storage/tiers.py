@@ -149,11 +149,12 @@ class Tiers(TieredPath):
             return given
         if not isinstance(given, Mapping):
             raise ConfigError(f"tiers={given!r}: must be Tiers, or a dict of their arguments")
-        names = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in names:
-                raise ConfigError(f"tiers: no such argument: {name!r}{did_you_mean(str(name), names)}")
         memory = given.get(_MEMORY)
+        for of, arguments in ((cls, given), (MemoryTier, memory if isinstance(memory, Mapping) else {})):
+            names = [field.name for field in fields(of)]
+            for name in arguments:
+                if name not in names:
+                    raise ConfigError(f"tiers: no such argument: {name!r}{did_you_mean(str(name), names)}")
         if isinstance(memory, Mapping):
             given = {**given, _MEMORY: MemoryTier(**memory)}
         left_out = [each for each in _NAMES if not given.get(each)]
@@ -248,14 +249,20 @@ class TierStep(TieredPath):
 
     def place_to_read(self) -> Place:
         self.tiers.open()
-        there: list[Place] = []
-        for place in self.places:
-            try:
-                there += [place] if _has_mark(place) else []
-            except StorageError as error:  # another place may have it
-                _logger.warning("load(%s): %s cannot be looked at: %s", self, place, str(error))
-        # The same step may have been saved again, and not be in all places yet. Of equal ones the nearest is taken.
-        return max(there, key=_begin_of, default=self.place) if len(there) > 1 else (*there, self.place)[0]
+        places = self.places
+        num_saved_to = places.index(self.place) + 1  # what is behind is a copy of these, and may be far away
+        there = [*filter(self._is_in, places[:num_saved_to])]
+        if len(there) > 1:  # it may have been saved again to one of them alone; of equal ones the nearest is taken
+            return max(there, key=_begin_of)
+        return next(iter(there), None) or next(filter(self._is_in, places[num_saved_to:]), self.place)
+
+    def _is_in(self, place: Place) -> bool:
+        """Whether a place has it. One that cannot be looked at has nothing: another place may have it."""
+        try:
+            return _has_mark(place)
+        except StorageError as error:
+            _logger.warning("load(%s): %s cannot be looked at: %s", self, place, str(error))
+            return False
 
     def __truediv__(self, name: str) -> TierStep:
         return TierStep(self.tiers, f"{self.name}/{name}")

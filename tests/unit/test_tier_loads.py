@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 import warnings
 from pathlib import Path
@@ -31,10 +32,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*it is on one device with:Runti
 __all__ = ["tiers"]
 
 
-def test_the_nearest_that_has_it(tiers: Tiers, tmp_path: Path) -> None:
+def test_the_nearest_that_has_it(tiers: Tiers, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tiers, 1)
     shutdown()
     assert loaded(tiers, 1) == (1, f"{tmp_path}/near/step-1")
+    (tmp_path / "durable").rename(tmp_path / "away")
+    (tmp_path / "durable").write_text("no folder")
+    with caplog.at_level(logging.WARNING, "bytecheckpoint"):
+        assert loaded(tiers, 1) == (1, f"{tmp_path}/near/step-1")
+    assert caplog.text == ""  # what is far away is not even looked at
+    (tmp_path / "durable").unlink()
+    (tmp_path / "away").rename(tmp_path / "durable")
     shutil.rmtree(tmp_path / "near/step-1")
     assert loaded(tiers, 1) == (1, f"{tmp_path}/durable/step-1")
     with pytest.raises(CheckpointNotFoundError, match="near/step-9"):

@@ -26,6 +26,7 @@ from support.tier_runs import BIG, LIMIT_S, loaded, save, state_of, tiers, value
 
 import bytecheckpoint
 from bytecheckpoint import (
+    MemoryTier,
     Retention,
     Tiers,
     async_save_state_dict,
@@ -99,8 +100,11 @@ def test_settings_of_a_dict(tmp_path: Path) -> None:
     assert Tiers.of({"near": tmp_path / "near"}, run) == Tiers(near=tmp_path / "near", durable=run)
     assert Tiers.of({"near": "a", "durable": "b"}, run) == Tiers(near="a", durable="b")
     assert Tiers.of(None, run) is None
+    assert Tiers.of({"memory": {"keep": 3}}, run) == Tiers(memory=MemoryTier(keep=3), durable=run)
     with pytest.raises(ConfigError, match="no such argument: 'nearr'; did you mean 'near'"):
         Tiers.of({"nearr": "a"}, run)
+    with pytest.raises(ConfigError, match="no such argument: 'kept'"):
+        Tiers.of({"memory": {"kept": 3}}, run)
     with pytest.raises(ConfigError, match="must be Tiers, or a dict"):
         Tiers.of("run", run)  # type: ignore[arg-type]
 
