@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from bytecheckpoint.checkpoint.commit_times import Committed, commit_times, in_spite_of_copies, may_be_a_copy
 from bytecheckpoint.checkpoint.tracker_text import tracker_text
 from bytecheckpoint.listing import listed
+from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.paths import Place
 from bytecheckpoint.storage.step_names import step_number
 
@@ -104,7 +105,8 @@ def commit_order(run: Place, folders: Iterable[Step], tracker: str | None = None
 
     by_mark = by_time = in_order(times)
     by_begin = False
-    if by_mark != marked or (len(marked) > 1 and may_be_a_copy(marked[0][1], times[marked[0][1]])):
+    in_doubt = by_mark != marked or (len(marked) > 1 and may_be_a_copy(marked[0][1], times[marked[0][1]]))
+    if in_doubt and not folder_at(run).orders_commits:
         committed = in_spite_of_copies(times)
         by_time = in_order(committed)
         youngest, newest = committed[by_mark[0][1]], committed[by_time[0][1]]

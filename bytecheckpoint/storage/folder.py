@@ -84,6 +84,7 @@ class Folder(Protocol):
         keeps_journals: Whether saves append to a journal in it.
         keeps_notes: Whether notes of saves that run, failed or died are kept in its run; see ``save_notes``.
         commits_by_rank: Whether ranks may commit parts of their own.
+        orders_commits: Whether the times of its commit marks are in the order of commits, whatever clocks say.
         lists_deep: Whether listing all that is below it takes about as long as listing the folder itself.
         num_at_once: How many requests it answers about as fast as one.
         is_best_read_together: Whether ranks that want the same bytes had better read them once, and share them.
@@ -96,6 +97,7 @@ class Folder(Protocol):
     keeps_journals: bool
     keeps_notes: bool
     commits_by_rank: bool
+    orders_commits: bool
     lists_deep: bool
     num_at_once: int
     is_best_read_together: bool

@@ -36,6 +36,7 @@ class LocalFolder:
     keeps_journals = True
     keeps_notes = False
     commits_by_rank = True
+    orders_commits = False
     lists_deep = False
     num_at_once = 1
     is_best_read_together = False

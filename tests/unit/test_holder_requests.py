@@ -67,6 +67,19 @@ def test_requests_at_random(requests: list[tuple[dict[str, Any], bool]]) -> None
     assert descriptors() == before
 
 
+def test_times_are_in_the_order_of_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = Holder()
+    holder.connected(0)
+    clock = [1000.0, 10.0, 10.0, 2000.0]
+    monkeypatch.setattr("time.time", lambda: clock.pop(0))
+    for name in "abcd":
+        put(holder, 0, name, stays=True)
+    times = [each["last_modified"] for each in holder.answer(0, {"op": "list", "below": ""}, None)[0]["objects"]]
+    assert times == sorted({*times})
+    assert times[3] == 2000.0
+    holder.close()
+
+
 def test_messages_that_are_none() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:

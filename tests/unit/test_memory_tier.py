@@ -41,6 +41,7 @@ from bytecheckpoint import (
 )
 from bytecheckpoint.dcp import memory_first
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError, SaveFailedError
+from bytecheckpoint.native import _C
 from bytecheckpoint.storage.memory import client
 from bytecheckpoint.storage.memory.client import HolderClient, disconnect, holders, stop_holder
 
@@ -386,6 +387,19 @@ READ = """
     sys.stdin.readline()
     print(os.pread(fd, 1 << 20, 0) == before, flush=True)
 """
+
+
+def test_a_clock_that_goes_back(tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of commits in memory is that in which they came, though their ids say another one."""
+    alone = Tiers(memory=MemoryTier(), near=tiers.near, near_every=9)
+    draw = _C.draw_save_id
+    an_hour_ago = int((time.time() - 3600) * 1000)
+    save(alone, 1)
+    monkeypatch.setattr(_C, "draw_save_id", lambda: f"{an_hour_ago:012x}{draw()[12:]}")
+    save(alone, 2)
+    save(alone, 3)
+    assert latest(alone) == f"{tiers.in_memory}/step-3"
+    assert in_memory(alone) == ["step-2", "step-3"]
 
 
 def test_many_objects(tiers: Tiers) -> None:

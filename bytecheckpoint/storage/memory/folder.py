@@ -19,6 +19,7 @@ class MemoryFolder(StoreFolder):
         place: See ``StoreFolder``.
     """
 
+    orders_commits = True
     num_at_once = 1
     is_best_read_together = False
     may_read_late = False

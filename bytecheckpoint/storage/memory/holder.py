@@ -13,6 +13,7 @@ import contextlib
 import errno
 import itertools
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -27,6 +28,7 @@ __all__ = ["Holder", "main"]
 
 _MARK = ".metadata"
 _LOOK_S = 1.0
+_LEAST_APART_S = 1e-5  # of times of changes
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Holder:
         self._objects: dict[str, _Object] = {}
         self._peers: dict[int, _Peer] = {}
         self._num_made = 0
+        self._last_at = 0.0
         self._spares: list[tuple[str, int]] = []  # last names of what they were, and descriptors
         self._given: list[int] = []  # descriptors that have gone along with an answer, and are not needed here
         self._calls = {
@@ -173,7 +176,10 @@ class Holder:
         self._num_made += 1
         owner = None if request["stays"] else peer
         etag = f"{self._num_made:x}"
-        made = _Object(fd, os.fstat(fd).st_size, etag, time.time(), owner, makers=frozenset([peer]))
+        self._last_at = max(
+            time.time(), self._last_at + _LEAST_APART_S
+        )  # the order of commits, whatever the clock says
+        made = _Object(fd, os.fstat(fd).st_size, etag, self._last_at, owner, makers=frozenset([peer]))
         if there is not None:
             os.close(there.fd)
         self._objects[name] = made
@@ -273,13 +279,14 @@ def serve(address: str, linger_s: float) -> None:
         for key, _ in selector.select(_LOOK_S):
             peer, number = cast(socket.socket, key.fileobj), key.data
             if peer is listener:
-                accepted, _ = listener.accept()
-                if is_of_this_user(accepted):
-                    number = next(numbers)
-                    holder.connected(number)
-                    selector.register(accepted, selectors.EVENT_READ, number)
-                else:
-                    accepted.close()
+                with contextlib.suppress(OSError):  # it has gone already, or there is no descriptor for it
+                    accepted, _ = listener.accept()
+                    if is_of_this_user(accepted):
+                        number = next(numbers)
+                        holder.connected(number)
+                        selector.register(accepted, selectors.EVENT_READ, number)
+                    else:
+                        accepted.close()
                 continue
             if _serve_one(holder, peer, number):
                 continue
@@ -310,6 +317,8 @@ def main(arguments: list[str]) -> None:
     run, linger_s = arguments
     if os.fork():  # nobody's child: what ends a training, and all that it has started, does not end the holder
         os._exit(0)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each object is an open file
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal of a training that it shall outlive
     with contextlib.suppress(OSError, SystemExit):  # another one was faster, or it was told to stop
         serve(address_of(run), float(linger_s))
