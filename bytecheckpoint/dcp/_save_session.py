@@ -29,7 +29,7 @@ from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.distributed.call_order import number_of_turn
 from bytecheckpoint.distributed.launch import is_unaware, refuse_unaware_rank
 from bytecheckpoint.distributed.parcel import Parcel
-from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError, RankLostError
+from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError, RankLostError, UnsupportedError
 from bytecheckpoint.journal.failed_calls import note_lost_coordinator
 from bytecheckpoint.listing import listed
 from bytecheckpoint.native import _C
@@ -202,6 +202,21 @@ class SaveSession:
             )
             _logger.error("%s", error)  # over another group it is not known which ranks DCP tells
             raise error
+
+    def check_machines(self) -> None:
+        """Checks on the coordinator that all ranks see the folder, if that is in the memory of a machine.
+
+        Raises:
+            UnsupportedError: Ranks are on other machines, as far as that is known.
+        """
+        places = () if self.ranks is None or not self.folder.is_of_one_machine else self.ranks.places
+        others = [rank for rank, place in enumerate(places) if not place.is_with(places[0])]
+        if others:
+            raise UnsupportedError(
+                f"save({self.path}): rank 0 is on {places[0]}, and rank {others[0]} on {places[others[0]]}: states can "
+                "be committed in the memory of one machine, and not yet of several",
+                self.path,
+            )
 
     def monitor(self, config: Config) -> None:
         """Makes the save end at its deadline, or when DCP's call has ended without calling ``finish``.

@@ -72,6 +72,7 @@ def take_right(session: SaveSession, options: SaveOptions, plans: Sequence[SaveP
         InvalidPlanError: The plans of another planner do not fit.
     """
     session.check_ranks(range(len(plans)))
+    session.check_machines()
     if not all(isinstance(plan.items, PlanItems) for plan in plans):  # another planner made the plans
         check_planned_metadata(session.context.planned_metadata(), options.gaps_of(session))
     is_there = end_unfinished_saves(session, options.config.io_timeout_s)

@@ -23,14 +23,15 @@ from bytecheckpoint.errors import (
     ProcessGroupChangedError,
     RankLostError,
     SaveCancelledError,
+    UnsupportedError,
 )
 from bytecheckpoint.staging.background import forget_locals
 from bytecheckpoint.storage.memory.client import HolderClient
 from bytecheckpoint.storage.parts import PARTS
 from bytecheckpoint.storage.paths import as_place, below, name_of, parent_of
-from bytecheckpoint.storage.tiers import Tiers, note_save, tiers_of
+from bytecheckpoint.storage.tiers import Tiers, go_without_memory, has_memory, note_save, tiers_of
 
-__all__ = ["is_in_memory", "save_by_tiers"]
+__all__ = ["forget_in_memory", "is_in_memory", "save_by_tiers"]
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ _logger = logging.getLogger("bytecheckpoint")
 def is_in_memory(path: str) -> bool:
     """Whether saves to a path are committed in memory first."""
     found = tiers_of(path)
-    return found is not None and found[0].memory is not None
+    return found is not None and has_memory(found[0])
 
 
 def save_by_tiers(writer: BcpWriter, save: Callable[[BcpWriter], T], only: str = "") -> T | None:
@@ -67,8 +68,8 @@ def save_by_tiers(writer: BcpWriter, save: Callable[[BcpWriter], T], only: str =
         CheckpointError: The save to the disk failed; or it was to be in memory alone, and is not; or a rank was lost.
     """  # noqa: DOC501
     found = tiers_of(str(writer.checkpoint_id))
-    if found is None or found[0].memory is None or only == "disk" or _is_within.get():
-        return save(writer)
+    if found is None or not has_memory(found[0]) or only == "disk" or _is_within.get():
+        return save(writer) if only != "memory" else None
     token = _is_within.set(True)  # a flow within a flow is the same save
     memory = _MemorySave(writer, *found)
     try:
@@ -83,6 +84,22 @@ def save_by_tiers(writer: BcpWriter, save: Callable[[BcpWriter], T], only: str =
         raise
     finally:
         _is_within.reset(token)
+
+
+def forget_in_memory(path: str) -> None:
+    """Frees a step in memory of which a part is missing.
+
+    Args:
+        path: Its path on the disk.
+    """
+    found = tiers_of(path)
+    if found is not None and found[0].memory is not None:
+        _forget(HolderClient(str(below(found[0].in_memory, *found[1].split("/")))))
+
+
+def _forget(held: HolderClient) -> None:
+    with suppress(OSError):
+        held.delete([each.name for each in held.everything("")])
 
 
 class _MemorySave:
@@ -124,6 +141,8 @@ class _MemorySave:
             if not writer.goes_on or not isinstance(error, _OF_MEMORY) or isinstance(error, _FOR_ALL_TIERS):
                 raise
             _logger.warning("%s is not in memory: %s", writer.checkpoint_id, str(error))
+            if isinstance(error, UnsupportedError):  # on all ranks
+                go_without_memory(self._tiers)
             error.__traceback__ = None if error.__traceback__ is None else error.__traceback__.tb_next  # of this frame
             forget_locals(error)  # whoever keeps the future must not keep the state
             return None
@@ -144,9 +163,7 @@ class _MemorySave:
         report = self._memory.last_report
         if report is None or not report.save_id:
             return
-        held = HolderClient(self._path)
-        with suppress(OSError):
-            held.delete([each.name for each in held.everything("")])
+        _forget(HolderClient(self._path))
 
     def _free_older(self) -> None:
         """Frees older states, once the last part of a newer one is committed."""

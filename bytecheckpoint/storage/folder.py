@@ -85,6 +85,7 @@ class Folder(Protocol):
         keeps_notes: Whether notes of saves that run, failed or died are kept in its run; see ``save_notes``.
         commits_by_rank: Whether ranks may commit parts of their own.
         orders_commits: Whether the times of its commit marks are in the order of commits, whatever clocks say.
+        is_of_one_machine: Whether other machines have other folders at its place.
         lists_deep: Whether listing all that is below it takes about as long as listing the folder itself.
         num_at_once: How many requests it answers about as fast as one.
         is_best_read_together: Whether ranks that want the same bytes had better read them once, and share them.
@@ -98,6 +99,7 @@ class Folder(Protocol):
     keeps_notes: bool
     commits_by_rank: bool
     orders_commits: bool
+    is_of_one_machine: bool
     lists_deep: bool
     num_at_once: int
     is_best_read_together: bool

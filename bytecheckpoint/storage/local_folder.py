@@ -37,6 +37,7 @@ class LocalFolder:
     keeps_notes = False
     commits_by_rank = True
     orders_commits = False
+    is_of_one_machine = False
     lists_deep = False
     num_at_once = 1
     is_best_read_together = False

@@ -26,7 +26,7 @@ from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, loc
 from bytecheckpoint.storage.save_ids import begin_of_save
 from bytecheckpoint.storage.step_names import is_step_name
 
-__all__ = ["MemoryTier", "TierStep", "Tiers", "note_save", "tier_of", "tiers_of"]
+__all__ = ["MemoryTier", "TierStep", "Tiers", "go_without_memory", "has_memory", "note_save", "tier_of", "tiers_of"]
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -293,6 +293,7 @@ class _InUse:
         self.by_place: dict[str, Tiers] = {}
         self.saved_to: set[Place] = set()
         self.counts: dict[Place, _Count] = {}
+        self.without_memory: set[Place] = set()
 
     def use(self, tiers: Tiers, is_save: bool) -> Place:
         place = tiers.place
@@ -356,6 +357,16 @@ def note_save(tiers: Tiers, path: str) -> bool:
         count.number, count.step, count.parts = count.number + 1, step, set()
     count.parts.add(part)
     return bool(tiers.disks) and count.number % tiers.near_every == 0
+
+
+def has_memory(tiers: Tiers) -> bool:
+    """Whether saves of this process are committed in memory first."""
+    return tiers.memory is not None and tiers.place not in _in_use.get().without_memory
+
+
+def go_without_memory(tiers: Tiers) -> None:
+    """Has no later save of this process try to: it cannot be."""
+    _in_use.get().without_memory.add(tiers.place)
 
 
 def _has_mark(place: Place) -> bool:

@@ -12,20 +12,20 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import run_save
-from bytecheckpoint.dcp.memory_first import is_in_memory
+from bytecheckpoint.dcp.memory_first import forget_in_memory, is_in_memory
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.agreement import agree, all_together, gathered, held_first, joined
 from bytecheckpoint.distributed.call_order import CallOrder, next_turn
 from bytecheckpoint.distributed.groups import keep_watching, own_group, ranks_of
-from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError
+from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError, StorageError
 from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.per_rank import Policy, check_policy, saved_values
 from bytecheckpoint.planning.key_choice import KeyChoice, refuse_unmatched
@@ -401,6 +401,9 @@ class _Saving:
                 try:
                     of_part = None if number else staging
                     report = run_save(values[part], writer, planner, self._group, self._turn, of_part, tier)
+                    if tier == "memory" and cast(Any, report) is None:  # a step without a part of it is none
+                        self._leave_memory(part)
+                        break
                     reports[part] = reports.get(part, report) if tier == "memory" else report
                 except CheckpointError as error:
                     if number:
@@ -410,6 +413,12 @@ class _Saving:
                         )
                     raise
         return reports
+
+    def _leave_memory(self, part: str) -> None:
+        """Frees what is in memory of the save: a part of it is not. It goes on to the disk."""
+        forget_in_memory(str(self._path))
+        if self.in_memory is not None and not self.in_memory.done():
+            self.in_memory.set_exception(StorageError(f"save({self._path}): {part} is not in memory", str(self._path)))
 
     def _publish(self) -> None:
         """Names the step in the tracker and calls the callback. Collective."""

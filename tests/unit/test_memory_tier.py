@@ -3,16 +3,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from support.cli_runs import as_json, run
+from support.memory_runs import in_memory, tiers
+from support.pretended_hosts import pretend_host
 from support.ranks import run_ranks
-from support.tier_runs import LIMIT_S, loaded, save, state_of, value_at, wait_until
+from support.tier_runs import LIMIT_S, loaded, save, state_of, wait_until
 
 import bytecheckpoint
 from bytecheckpoint import (
@@ -41,21 +36,9 @@ from bytecheckpoint import (
 )
 from bytecheckpoint.dcp import memory_first
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError, SaveFailedError
-from bytecheckpoint.native import _C
-from bytecheckpoint.storage.memory import client
-from bytecheckpoint.storage.memory.client import HolderClient, disconnect, holders, stop_holder
+from bytecheckpoint.storage.memory.client import HolderClient, stop_holder
 
-
-def in_memory(tiers: Tiers) -> list[str]:
-    return [folder.name for folder in scan_steps(tiers) if folder.tiers.get("memory") == "complete"]
-
-
-@pytest.fixture
-def tiers(tmp_path: Path) -> Iterator[Tiers]:
-    made = Tiers(memory=MemoryTier(), near=tmp_path / "near")
-    HolderClient(made.in_memory).put("started", b"")  # before the first test looks at what it leaves
-    yield made
-    stop_holder(made.in_memory.rpartition("/")[2])
+__all__ = ["tiers"]
 
 
 @pytest.mark.parametrize(
@@ -227,6 +210,22 @@ def test_live_models(tiers: Tiers, tmp_path: Path) -> None:
     assert HolderClient(tiers.in_memory).folders("actor") == ["global_step_7", "global_step_8"]
 
 
+def test_live_models_of_which_a_part_does_not_fit(tiers: Tiers) -> None:
+    """Then none of it is in memory."""
+    tiers = Tiers(memory=MemoryTier(max_bytes=60_000), near=tiers.near)
+    model = torch.nn.Linear(100, 100)
+    for values, stays in ((10, True), (200_000, False)):
+        state = {"model": model, "extra_state": {"v": torch.ones(values // 4)}}
+        handle = bytecheckpoint.save(tiers, state, "ddp", global_steps=5, fast_saving=True)
+        handle.committed.result(LIMIT_S)
+        assert handle.memory is not None
+        error = handle.memory.exception(LIMIT_S)
+        assert (error is None) == stays
+        assert HolderClient(tiers.in_memory).folders() == (["global_step_5"] if stays else [])
+        bytecheckpoint.load(tiers / "global_step_5", state, "ddp")
+    assert "extra_state is not in memory" in str(error)
+
+
 def test_dcps_own_calls(tiers: Tiers) -> None:
     with registered(tiers=tiers):
         dcp.save(state_of(1), checkpoint_id="step-1")
@@ -237,191 +236,6 @@ def test_dcps_own_calls(tiers: Tiers) -> None:
         state = state_of(0)
         dcp.load(state, checkpoint_id="step-2")
     assert state["w"].eq(2).all()
-
-
-TRAIN = """
-    import os, sys, torch, bytecheckpoint
-    from bytecheckpoint import MemoryTier, Tiers
-    tiers = Tiers(memory=MemoryTier(linger_s=float(sys.argv[2])), near=sys.argv[1])
-    bytecheckpoint.save_state_dict(tiers / "step-1", {"w": torch.ones(1000)}, no_dist=True)
-    print(tiers.in_memory.rpartition("/")[2], flush=True)
-    if sys.argv[3] == "shutdown":
-        bytecheckpoint.shutdown()
-    if sys.argv[3] == "killed":
-        os.kill(os.getpid(), 9)
-"""
-
-
-def train(near: Path, then: str, linger_s: float = 60) -> str:
-    command = [sys.executable, "-c", textwrap.dedent(TRAIN), str(near), str(linger_s), then]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S).stdout.strip()
-
-
-@pytest.mark.parametrize(("then", "stays"), [("killed", True), ("ends", True), ("shutdown", False)])
-def test_the_end_of_the_process_that_saved(tmp_path: Path, then: str, stays: bool) -> None:
-    name = train(tmp_path / "near", then)
-    tiers = Tiers(memory=MemoryTier(), near=tmp_path / "near")
-    try:
-        wait_until(lambda: (name in holders()) == stays)
-        assert loaded(tiers, 1) == (1, f"{tiers.in_memory if stays else tiers.near}/step-1")
-    finally:
-        stop_holder(name)
-
-
-def test_nobody_comes_back(tmp_path: Path) -> None:
-    name = train(tmp_path / "near", "killed", linger_s=0.5)
-    wait_until(lambda: name not in holders())
-
-
-SAVE_HALF = """
-    import os, sys, bytecheckpoint
-    from bytecheckpoint.storage.memory.client import HolderClient
-    client = HolderClient(sys.argv[1])
-    fd = os.memfd_create("half")
-    os.write(fd, b"half of a save")
-    client.keep("step-1/__0_0.0123456789abcdef.distcp", fd)
-    assert client.folders() == ["step-1"]
-    print("kept", flush=True)
-    os.kill(os.getpid(), 9)
-"""
-
-
-def test_what_was_not_committed_goes_with_its_process(tiers: Tiers) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(SAVE_HALF), tiers.in_memory]
-    assert subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S).stdout == "kept\n"
-    wait_until(lambda: HolderClient(tiers.in_memory).folders() == [])
-
-
-def test_a_holder_that_dies(tiers: Tiers, tmp_path: Path) -> None:
-    """The next save starts another one; what was in memory is gone, and on disk."""
-    save(tiers, 1)
-    pid = HolderClient(tiers.in_memory)._asked({"op": "hello", "version": 1, "most_bytes": 0})["pid"]
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z")
-    assert loaded(tiers, 1) == (1, f"{tmp_path}/near/step-1")
-    save(tiers, 2)
-    assert in_memory(tiers) == ["step-2"]
-
-
-def test_a_holder_of_another_version(tiers: Tiers) -> None:
-    with pytest.raises(OSError, match="it is of version 1, and this process of 2: bcp holder stop"):
-        HolderClient(tiers.in_memory)._asked({"op": "hello", "version": 2, "most_bytes": 0})
-    for request in ({}, {"op": "nothing"}, {"op": "get"}, {"op": "put", "name": "a", "stays": True}, {"op": "reserve"}):
-        with pytest.raises(OSError, match=r"does not know|Error: "):
-            HolderClient(tiers.in_memory)._asked(request)
-    assert HolderClient(tiers.in_memory).get("started") == b""
-
-
-def test_a_holder_that_is_of_no_use(tiers: Tiers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another version, or of another user: nothing is taken from it, and the disk is as good as without memory."""
-    save(tiers, 1)
-    for name, value in (("VERSION", 2), ("is_of_this_user", lambda peer: False)):
-        disconnect(tiers.in_memory.rpartition("/")[2])
-        monkeypatch.setattr(client, name, value)
-        assert loaded(tiers, 1) == (1, f"{tmp_path}/near/step-1")
-        with pytest.warns(RuntimeWarning, match="taking .*near/step-1: .*(of version 1|of another user)"):
-            assert latest(tiers) == f"{tmp_path}/near/step-1"
-        assert save(tiers, 1).tier == "near"
-        monkeypatch.undo()
-
-
-def test_a_save_that_fails_leaves_nothing(tiers: Tiers, tmp_path: Path) -> None:
-    save(tiers, 1)
-    held = HolderClient(tiers.in_memory)
-    mine = HolderClient(f"{tiers.in_memory}/step-2")
-    fd = os.memfd_create("half")
-    mine.keep("__0_0.0123456789abcdef.distcp", fd)
-    os.close(fd)
-    mine.reserve("__0_1.0123456789abcdef.distcp", 10)
-    assert held.folders() == ["step-1", "step-2"]
-    mine.discard()
-    assert held.folders() == ["step-1"]
-    (tmp_path / "near" / "step-3").write_text("no folder")
-    with pytest.raises(CheckpointError):
-        save(tiers, 3)
-    assert loaded(tiers, 3)[1] == f"{tiers.in_memory}/step-3"  # it is committed there, and nowhere else
-
-
-def test_memory_is_used_again(tiers: Tiers) -> None:
-    """The files of an older state are written over, unless somebody reads them."""
-    tiers = Tiers(memory=MemoryTier(keep=1), near=tiers.near)
-
-    def inode() -> int:
-        held = HolderClient(tiers.in_memory)
-        (name,) = (each.name for each in held.everything("") if each.name.endswith(".distcp"))
-        fd = held.descriptor(name)
-        try:
-            return os.fstat(fd).st_ino
-        finally:
-            os.close(fd)
-
-    inodes = []
-    for step in (1, 2, 3, 4):
-        save(tiers, step, numel=100_000 - 20_000 * step)
-        inodes.append(inode())
-        assert value_at(f"{tiers.in_memory}/step-{step}") == step
-        verify(f"{tiers.in_memory}/step-{step}").raise_if_damaged()
-    assert (len({*inodes}), inodes[0]) == (2, inodes[2])
-    reader = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(READ), tiers.in_memory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with reader:
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == b"opened\n"
-        for step in (5, 6, 7):
-            save(tiers, step, 9)
-            assert value_at(f"{tiers.in_memory}/step-{step}") == 9
-        said, _ = reader.communicate(b"\n", LIMIT_S)
-    assert said == b"True\n"
-    assert inode() != inodes[3]
-
-
-READ = """
-    import os, sys
-    from bytecheckpoint.storage.memory.client import HolderClient
-    held = HolderClient(sys.argv[1] + "/step-4")
-    (name,) = (name for name in held.names() if name.endswith(".distcp"))
-    fd = held.descriptor(name)
-    before = os.pread(fd, 1 << 20, 0)
-    print("opened", flush=True)
-    sys.stdin.readline()
-    print(os.pread(fd, 1 << 20, 0) == before, flush=True)
-"""
-
-
-def test_a_clock_that_goes_back(tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of commits in memory is that in which they came, though their ids say another one."""
-    alone = Tiers(memory=MemoryTier(), near=tiers.near, near_every=9)
-    draw = _C.draw_save_id
-    an_hour_ago = int((time.time() - 3600) * 1000)
-    save(alone, 1)
-    monkeypatch.setattr(_C, "draw_save_id", lambda: f"{an_hour_ago:012x}{draw()[12:]}")
-    save(alone, 2)
-    save(alone, 3)
-    assert latest(alone) == f"{tiers.in_memory}/step-3"
-    assert in_memory(alone) == ["step-2", "step-3"]
-
-
-def test_many_objects(tiers: Tiers) -> None:
-    """A listing that is too long for a message."""
-    held = HolderClient(tiers.in_memory)
-    for number in range(500):
-        held.put(f"{'long-' * 20}{number}", b"1")
-    assert len(held.entries()) == 501
-    held.delete([each.name for each in held.entries()] * 2)
-    assert held.entries() == []
-
-
-def test_command(tiers: Tiers) -> None:
-    save(tiers, 1)
-    name = tiers.in_memory.rpartition("/")[2]
-    (listed,) = as_json("holder", "list", name)["runs"]
-    assert (listed["run"], [step["name"] for step in listed["steps"]]) == (name, ["step-1"])
-    assert run("steps", tiers.in_memory).output.splitlines()[-1].endswith("1 step folder: 1 complete")
-    assert run("verify", f"{tiers.in_memory}/step-1").exit_code == 0
-    assert "step-1 (" in run("holder").output
-    assert run("holder", "stop", name).output == f"held://{name}: stopped\n"
-    wait_until(lambda: name not in holders())
 
 
 def _on_ranks(near: str) -> tuple[str, list[float], str]:
@@ -441,6 +255,31 @@ def test_on_ranks(tiers: Tiers) -> None:
     results = run_ranks(2, _on_ranks, str(tiers.near))
     assert results == [(path, [1.0] * 3, "memory"), (path, [0.0] * 3, "memory")]
     assert run_ranks(1, _found_by_one, str(tiers.near)) == [(path, [[0.0] * 3, [1.0] * 3])]
+
+
+def _on_two_machines(near: str) -> tuple[list[str], str, str, str]:
+    rank = dist.get_rank()
+    pretend_host(f"node{rank}")
+    tiers, saved = Tiers(memory=MemoryTier(), near=near), []
+    for step in (1, 2):
+        handle = async_save_state_dict(tiers / f"step-{step}", {"w": torch.ones(10)})
+        saved.append(handle.committed.result(LIMIT_S).tier)
+        if step == 1:
+            assert handle.memory is not None
+            why = str(handle.memory.exception(LIMIT_S))
+    assert handle.memory is None  # it is not tried again
+    alone = Tiers(memory=MemoryTier(name=f"{near}-alone"), near=f"{near}-2", near_every=2)
+    with pytest.raises(CheckpointError) as refused:
+        save_state_dict(alone / "step-1", {"w": torch.ones(10)})
+    return saved, why, str(refused.value), load_state_dict(tiers / "step-2", {"w": torch.zeros(10)}).path
+
+
+def test_ranks_of_several_machines(tmp_path: Path) -> None:
+    for saved, why, refused, loaded_from in run_ranks(2, _on_two_machines, str(tmp_path / "near")):
+        assert saved == ["near", "near"]
+        for text in (why, refused):
+            assert "rank 0 is on node0, and rank 1 on node1" in text
+        assert loaded_from == f"{tmp_path}/near/step-2"
 
 
 def _found_by_one(near: str) -> tuple[str | None, list[list[float]]]:

@@ -20,6 +20,7 @@ class MemoryFolder(StoreFolder):
     """
 
     orders_commits = True
+    is_of_one_machine = True
     num_at_once = 1
     is_best_read_together = False
     may_read_late = False

@@ -47,6 +47,7 @@ class StoreFolder:
     keeps_journals = False
     commits_by_rank = False  # they would sweep one another's files: a store has no locks to tell them apart
     orders_commits = False
+    is_of_one_machine = False
     lists_deep = True
     num_at_once = 16
     is_best_read_together = True  # a store is slower than ranks are to one another, and counts requests
