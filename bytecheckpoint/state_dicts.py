@@ -55,7 +55,8 @@ def save_state_dict(
     checkpoint at the path stays whole.
 
     Args:
-        path: Directory, created if absent; the same on all ranks.
+        path: Directory, created if absent, or URL; the same on all ranks. Or a step of ``Tiers``: then it is durable in
+            the nearest of its places but memory, unless ``SaveReport.tier`` is ``memory``.
         state_dict: Nested dicts and lists of tensors and objects. For a ``Stateful`` value at the top level, its
             ``state_dict()`` is saved.
         process_group: Group of the ranks that save; None takes the default group, if there is one.
@@ -122,7 +123,7 @@ def load_state_dict(
 
     Args:
         path: Directory of a checkpoint of ours or of stock DCP, for example what ``latest`` returns; or safetensors or
-            files of torch.save, a file or a folder of Hugging Face. None, which ``latest`` returns if a run has no
+            files of torch.save, a file or a folder of Hugging Face; or a step of ``Tiers``. None, which ``latest`` returns if a run has no
             checkpoint yet, is a ``CheckpointNotFoundError``.
         state_dict: Its tensors are filled, and its other values are replaced. For a ``Stateful`` value,
             ``load_state_dict`` is called.

@@ -81,7 +81,7 @@ def save(
     tracker ``latest_checkpointed_iteration.txt`` is written, and then ``callback`` is called.
 
     Args:
-        ckpt_path: Folder of the run, or its URL in an object store; the same on all ranks.
+        ckpt_path: Folder of the run, or its URL in an object store, or ``Tiers``; the same on all ranks.
         checkpoint_state: ``model``: the module as it is wrapped. ``optimizer``: a torch optimizer, or a list of them.
             ``extra_state``: a dict of this rank. The last two may be absent.
         framework: ``ddp`` (also for a model without wrapping), ``fsdp`` (``FullyShardedDataParallel``) or ``fsdp2``
