@@ -123,8 +123,8 @@ def load_state_dict(
 
     Args:
         path: Directory of a checkpoint of ours or of stock DCP, for example what ``latest`` returns; or safetensors or
-            files of torch.save, a file or a folder of Hugging Face; or a step of ``Tiers``. None, which ``latest`` returns if a run has no
-            checkpoint yet, is a ``CheckpointNotFoundError``.
+            files of torch.save, a file or a folder of Hugging Face; or a step of ``Tiers``. None, which ``latest``
+            returns if a run has no checkpoint yet, is a ``CheckpointNotFoundError``.
         state_dict: Its tensors are filled, and its other values are replaced. For a ``Stateful`` value,
             ``load_state_dict`` is called.
         process_group: Group of the ranks that load; None takes the default group, if there is one.

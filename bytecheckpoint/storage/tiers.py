@@ -158,7 +158,7 @@ class Tiers(TieredPath):
         if isinstance(memory, Mapping):
             given = {**given, _MEMORY: MemoryTier(**memory)}
         left_out = [each for each in _NAMES if not given.get(each)]
-        return cls(**{**given, left_out[-1]: run} if run and left_out else given)
+        return cls(**{**given, left_out[0]: run} if run and left_out else given)
 
     @property
     def disks(self) -> tuple[Place, ...]:

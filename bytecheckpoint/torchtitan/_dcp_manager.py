@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Mapping
@@ -149,7 +150,10 @@ class BcpCheckpointing(_Manager):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
         others = tuple(key for key in state_dict if key in self.states)
-        self._loaded = self._engine.load(checkpoint_id, state_dict, others, spec)
+        path: str | os.PathLike[str] = checkpoint_id
+        if self._tiers is not None and checkpoint_id.rpartition("/")[0] == self.folder == str(self._tiers.place):
+            path = self._tiers.step_of(checkpoint_id)  # it may be in memory
+        self._loaded = self._engine.load(path, state_dict, others, spec)
         if MODEL in self.states:
             self.states[MODEL].load_state_dict(state_dict)
 

@@ -8,6 +8,7 @@ torchtitan plans, needs an adapter of its own, but no engine of its own.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -85,7 +86,7 @@ class Engine:
     # Loading.
 
     def load(
-        self, path: str, state: dict[str, Any], states: tuple[str, ...], spec: LoadSpec | None = None
+        self, path: str | os.PathLike[str], state: dict[str, Any], states: tuple[str, ...], spec: LoadSpec | None = None
     ) -> LoadReport:
         """Loads into ``state``. Collective.
 
@@ -109,7 +110,7 @@ class Engine:
                 f"load({path}): there are weights for Hugging Face, and nothing to resume from; give a step before it "
                 "(checkpoint.load_step), or another checkpoint.folder, with this path as checkpoint.initial_load_path "
                 "and checkpoint.initial_load_in_hf",
-                path,
+                str(path),
             ) from error
 
     # Finding checkpoints.
@@ -124,15 +125,16 @@ class Engine:
         return -1 if path is None else _step_of(path)
 
     def run_to_load(self, tiers: Tiers, step: int) -> str:
-        """Returns the folder of ``tiers`` to load from: the nearest that has ``step`` whole, or for -1 the newest one.
+        """Returns the folder of ``tiers`` to look in: the nearest that has ``step`` whole, or for -1 the newest one.
 
-        If none has it, it is the nearest of all. Collective: rank 0 looks, and tells the others which place it is.
+        If none has it, it is the nearest of all. Memory does not count: what is there is on a disk, too. Collective:
+        rank 0 looks, and tells the others which place it is.
         """
-        runs = [*map(str, tiers.places)]
+        runs = [*map(str, tiers.disks)]
 
         def look() -> int:
             if step == -1:
-                found = newest_in(tiers.places, lambda run: _newest(str(run), tiers.config), "load").path
+                found = newest_in(tiers.disks, lambda run: _newest(str(run), tiers.config), "load").path
                 paths = [] if found is None else [found]
             else:
                 paths = [path for run in runs for n, path in _step_folders(run, tiers.config) if n == step]

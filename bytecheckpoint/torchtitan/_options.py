@@ -46,12 +46,18 @@ def tiers_of(options: Mapping[str, Any] | Config | None, folder: str) -> Tiers |
         folder: The manager's own folder, which is the place that a dict leaves out.
 
     Raises:
-        ConfigError: See ``Tiers``.
+        ConfigError: See ``Tiers``; or steps would be in memory alone.
     """
     given = options.get(_TIERS) if isinstance(options, Mapping) else None
     if isinstance(given, Mapping):
         given = {"config": config_of(options), **given}
-    return Tiers.of(given, folder)
+    tiers = Tiers.of(given, folder)
+    if tiers is not None and tiers.near_every != 1:
+        raise ConfigError(
+            f"bytecheckpoint.torchtitan: near_every={tiers.near_every}: torchtitan looks for steps in folders, and "
+            "would not find those in memory alone"
+        )
+    return tiers
 
 
 def spec_of(given: str | os.PathLike[str] | LoadSpec | None) -> LoadSpec | None:

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from support.ranks import run_ranks
 from support.titan import Job, Layout, digests, same
 
-from bytecheckpoint.errors import CheckpointNotFoundError
+from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
+from bytecheckpoint.storage.memory.client import stop_holder
 from frameworks.titan_marks import needs_trainer
 
 MODES = ("disabled", "async", "async_with_pinned_mem")
@@ -118,6 +119,34 @@ def _lose_the_near_place(folder: str) -> None:
 
 def test_tiers(tmp_path: Path) -> None:
     run_ranks(2, _lose_the_near_place, str(tmp_path), limit_s=120)
+
+
+def _resume_from_memory(folder: str) -> tuple[str, str]:
+    options = {"tiers": {"memory": {"keep": 1}}}
+    job = Job()
+    manager = job.manager(_ours(engine=options, async_mode="async"), folder)
+    for step in range(1, 5):
+        job.step(manager)
+        manager.save(step)
+    manager.maybe_wait_for_saving()
+    resumed = Job(seed=1)
+    again = resumed.manager(_ours(engine=options), folder)
+    assert again.load()
+    assert again._loaded is not None
+    path = again._loaded.path
+    same(resumed.state(), job.state())
+    dist.barrier()
+    manager.close()
+    again.close()
+    with pytest.raises(ConfigError, match="would not find those in memory alone"):
+        job.manager(_ours(engine={"tiers": {"memory": {}, "near_every": 2}}), folder)
+    return path, again._tiers.in_memory
+
+
+def test_memory(tmp_path: Path) -> None:
+    for path, in_memory in run_ranks(2, _resume_from_memory, str(tmp_path), limit_s=120):
+        assert path == f"{in_memory}/step-4"
+        stop_holder(in_memory.rpartition("/")[2])
 
 
 def _save_as(folder: str, layout: Layout) -> dict[str, str]:

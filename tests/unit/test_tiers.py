@@ -100,7 +100,7 @@ def test_settings_of_a_dict(tmp_path: Path) -> None:
     assert Tiers.of({"near": tmp_path / "near"}, run) == Tiers(near=tmp_path / "near", durable=run)
     assert Tiers.of({"near": "a", "durable": "b"}, run) == Tiers(near="a", durable="b")
     assert Tiers.of(None, run) is None
-    assert Tiers.of({"memory": {"keep": 3}}, run) == Tiers(memory=MemoryTier(keep=3), durable=run)
+    assert Tiers.of({"memory": {"keep": 3}}, run) == Tiers(memory=MemoryTier(keep=3), near=run)
     with pytest.raises(ConfigError, match="no such argument: 'nearr'; did you mean 'near'"):
         Tiers.of({"nearr": "a"}, run)
     with pytest.raises(ConfigError, match="no such argument: 'kept'"):
