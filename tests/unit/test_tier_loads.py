@@ -40,7 +40,7 @@ def test_the_nearest_that_has_it(tiers: Tiers, tmp_path: Path, caplog: pytest.Lo
     (tmp_path / "durable").write_text("no folder")
     with caplog.at_level(logging.WARNING, "bytecheckpoint"):
         assert loaded(tiers, 1) == (1, f"{tmp_path}/near/step-1")
-    assert caplog.text == ""  # what is far away is not even looked at
+    assert "cannot be looked at" not in caplog.text  # what is far away is not even asked
     (tmp_path / "durable").unlink()
     (tmp_path / "away").rename(tmp_path / "durable")
     shutil.rmtree(tmp_path / "near/step-1")
