@@ -71,11 +71,11 @@ class _Wait:
         """Looks, and completes the future if it can."""
         try:
             why = self._left_out()
-        except Exception as error:  # the durable place does not answer: nobody knows yet
-            if not isinstance(error, CheckpointError):
-                self.future.set_exception(error)
-                return True
+        except CheckpointError:  # the durable place does not answer: nobody knows yet
             return False
+        except Exception as error:
+            self.future.set_exception(error)
+            return True
         if why is None:
             return False
         if why:

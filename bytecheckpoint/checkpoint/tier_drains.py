@@ -28,8 +28,8 @@ from bytecheckpoint.runtime.before_exit import before_exit
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.journal_files import FOLDER, append
-from bytecheckpoint.storage.parts import PARTS
-from bytecheckpoint.storage.paths import Place, as_place, below, name_of
+from bytecheckpoint.storage.parts import PARTS, step_and_part
+from bytecheckpoint.storage.paths import Place, as_place, below, name_of, parent_of
 from bytecheckpoint.storage.save_records import FORMAT
 from bytecheckpoint.storage.step_folder import step_paths
 from bytecheckpoint.storage.step_names import run_and_step
@@ -276,15 +276,13 @@ class _Drains:
         if found is None or len(found[0].disks) < 2 or found[0].drain != "thread":
             return None
         tiers, rest = found
-        names = rest.split("/")
-        if names[-1] in PARTS:
-            names.pop()
-        near, durable = (below(place, *names[:-1]) for place in tiers.disks)
+        near, durable = (step_and_part(below(place, *rest.split("/")))[0] for place in tiers.disks)
+        run = parent_of(near)
         with self.lock:
-            drain = self.by_run.get(str(near))
+            drain = self.by_run.get(str(run))
             if drain is None:
-                drain = self.by_run[str(near)] = TierDrain(tiers, near, durable)
-        return drain, str(below(near, names[-1]))
+                drain = self.by_run[str(run)] = TierDrain(tiers, run, parent_of(durable))
+        return drain, str(near)
 
 
 _drains = PerProcess(_Drains)
@@ -296,16 +294,15 @@ def drain_of(path: str) -> tuple[TierDrain, str] | None:
     Args:
         path: A step near by, or a part of one.
     """
-    return _drains.get().of(path)
+    return None if tiers_of(path) is None else _drains.get().of(path)
 
 
 def note_tier_commit(path: str) -> None:
     """Has a checkpoint copied that this process has just committed, if it is in ``Tiers``. A thread copies."""
     found = drain_of(path)
-    if found is None or (name_of(as_place(path)) in PARTS and name_of(as_place(path)) != PARTS[-1]):
-        return  # the model is committed last
-    drain, step = found
-    drain.note_save(step)
+    if found is not None and step_and_part(as_place(path))[1] in ("", PARTS[-1]):  # the model is committed last
+        drain, step = found
+        drain.note_save(step)
 
 
 def go_on(path: str) -> None:

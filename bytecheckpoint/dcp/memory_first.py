@@ -27,8 +27,8 @@ from bytecheckpoint.errors import (
 )
 from bytecheckpoint.staging.background import forget_locals
 from bytecheckpoint.storage.memory.client import HolderClient
-from bytecheckpoint.storage.parts import PARTS
-from bytecheckpoint.storage.paths import as_place, below, name_of, parent_of
+from bytecheckpoint.storage.parts import PARTS, step_and_part
+from bytecheckpoint.storage.paths import as_place, below, parent_of
 from bytecheckpoint.storage.tiers import Tiers, go_without_memory, has_memory, note_save, tiers_of
 
 __all__ = ["forget_in_memory", "is_in_memory", "save_by_tiers"]
@@ -167,12 +167,10 @@ class _MemorySave:
 
     def _free_older(self) -> None:
         """Frees older states, once the last part of a newer one is committed."""
-        place = as_place(self._path)
-        name = name_of(place)
-        if self._tiers.memory is None or (name in PARTS and name != PARTS[-1]):
+        step, part = step_and_part(as_place(self._path))
+        if self._tiers.memory is None or part not in ("", PARTS[-1]):
             return
-        run = parent_of(parent_of(place)) if name in PARTS else parent_of(place)
         try:
-            keep_newest(str(run), self._tiers.memory.keep)
+            keep_newest(str(parent_of(step)), self._tiers.memory.keep)
         except CheckpointError as error:
             _logger.warning("Tiers(%s): older states in memory are not freed: %s", self._tiers.place, str(error))

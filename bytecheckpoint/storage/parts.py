@@ -13,6 +13,7 @@ from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.names import RECORDS
+from bytecheckpoint.storage.paths import Place, name_of, parent_of
 from bytecheckpoint.storage.stored_digest import without_stored
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "json_of",
     "parsed_user_metadata",
     "parts_in",
+    "step_and_part",
 ]
 
 # In the order in which they are committed: if the model of a new folder is there, all of it is.
@@ -46,6 +48,12 @@ _OF_REFERENCE = "metadata of ByteCheckpoint 0.0.x"
 
 # If parts are not complete, the first of their states in this order is the state of the whole.
 _WORST_FIRST = ("corrupt", "incomplete", "unknown", "saving", "half")
+
+
+def step_and_part(place: Place) -> tuple[Place, str]:
+    """Returns the step of a path, and which part of it the path is; "" if it is the step itself. Looks at the path."""
+    name = name_of(place)
+    return (parent_of(place), name) if name in PARTS else (place, "")
 
 
 def _is_list_of(kind: type, value: Any) -> bool:

@@ -21,8 +21,8 @@ from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.memory.client import HolderOptions, set_options, url_of_run
 from bytecheckpoint.storage.names import is_mark
 from bytecheckpoint.storage.object_store.urls import is_http
-from bytecheckpoint.storage.parts import PARTS
-from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location, name_of, parent_of
+from bytecheckpoint.storage.parts import PARTS, step_and_part
+from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location
 from bytecheckpoint.storage.save_ids import begin_of_save
 from bytecheckpoint.storage.step_names import is_step_name
 
@@ -350,8 +350,7 @@ def note_save(tiers: Tiers, path: str) -> bool:
         path: The step, or a part of it: the parts of one step are one save.
     """
     counts = _in_use.get().counts
-    place = as_place(path)
-    step, part = (parent_of(place), name_of(place)) if name_of(place) in PARTS else (place, "")
+    step, part = step_and_part(as_place(path))
     count = counts.setdefault(tiers.place, _Count())
     if step != count.step or part in count.parts:
         count.number, count.step, count.parts = count.number + 1, step, set()

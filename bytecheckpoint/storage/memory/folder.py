@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.storage.folder import Commit
 from bytecheckpoint.storage.object_store.folder import StoreFolder
 
 __all__ = ["MemoryFolder"]
@@ -35,18 +34,3 @@ class MemoryFolder(StoreFolder):
 
     def tuned(self, config: Config) -> Config:
         return config
-
-    def begin_commit(
-        self,
-        config: Config,
-        *,
-        save_id: str,
-        rank: int | None,
-        overwrite: bool,
-        sync: bool,
-        reserve_bytes: int,
-        about: bytes = b"",
-    ) -> Commit:
-        return super().begin_commit(
-            config, save_id=save_id, rank=rank, overwrite=overwrite, sync=sync, reserve_bytes=reserve_bytes
-        )

@@ -38,8 +38,8 @@ class _Object:
     etag: str
     modified_at: float
     owner: int | None  # the connection of a process with which it goes
+    maker: int  # the connection that made it
     readers: set[int] = field(default_factory=set)  # connections that were given a descriptor
-    makers: frozenset[int] = frozenset()  # the connection that made it
 
 
 @dataclass
@@ -179,7 +179,7 @@ class Holder:
         self._last_at = max(
             time.time(), self._last_at + _LEAST_APART_S
         )  # the order of commits, whatever the clock says
-        made = _Object(fd, os.fstat(fd).st_size, etag, self._last_at, owner, makers=frozenset([peer]))
+        made = _Object(fd, os.fstat(fd).st_size, etag, self._last_at, owner, peer)
         if there is not None:
             os.close(there.fd)
         self._objects[name] = made
@@ -222,7 +222,7 @@ class Holder:
         """Whether nobody else reads an object: a process that saved has only looked whether all is there."""
         each = self._objects[name]
         folder = name.rpartition("/")[0]
-        makers = {peer for other, of in self._objects.items() if other.startswith(f"{folder}/") for peer in of.makers}
+        makers = {of.maker for other, of in self._objects.items() if other.startswith(f"{folder}/")}
         return _last_of(name) != _MARK and (each.readers & self._peers.keys()) <= makers
 
     def _discard(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:

@@ -190,7 +190,8 @@ class StoreFolder:
                 self.place,
             )
         client = self._used or use_store(self.place, config)
-        self._note = SaveNote(self.place, save_id, config, client.on_request) if about else None
+        keeps_note = about and self.keeps_notes
+        self._note = SaveNote(self.place, save_id, config, client.on_request) if keeps_note else None
         deadline_s = config.commit_deadline_s
         return StoreCommit(client, overwrite=overwrite, deadline_s=deadline_s, note=self._note, about=about)
 
