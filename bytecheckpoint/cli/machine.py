@@ -101,6 +101,8 @@ def _chosen(file: str) -> str:
 def _huge_pages() -> Condition:
     own, shared = _chosen("enabled"), _chosen("shmem_enabled")
     text = f"transparent: {own}; for memory that processes share: {shared}"
+    if shared in ("never", "deny"):
+        text += " (a memory tier is faster with advise)"
     if own in ("always", "madvise"):
         return Condition("huge pages", "ok", text)
     return Condition(

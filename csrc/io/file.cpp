@@ -101,6 +101,11 @@ Status File::reserve(int64_t bytes) {
   return Status::ok();
 }
 
+uint8_t* File::memory(int64_t offset, int64_t size) const {
+  const auto* const memory = std::get_if<MemoryFile>(&file_);
+  return memory == nullptr ? nullptr : memory->memory(offset, size);
+}
+
 Status File::truncate(int64_t bytes) {
   return std::visit([&](auto& file) { return file.truncate(bytes); }, file_);
 }

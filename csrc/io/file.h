@@ -49,6 +49,9 @@ class File {
   /// Reserves space on a disk or in memory, without changing the size. \returns kStorage with ENOSPC or EDQUOT if there
   /// is none.
   base::Status reserve(int64_t bytes);
+  /// Returns where a range of a new file is in memory, to be filled there: of one that is memory, what is reserved.
+  /// \returns null for all else.
+  uint8_t* memory(int64_t offset, int64_t size) const;
   /// Sets the size.
   base::Status truncate(int64_t bytes);
   /// Makes the file durable. A failure is final.

@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "csrc/io/io_deadline.h"
+#include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::io {
 
@@ -67,6 +68,10 @@ std::optional<Type> type_of(const std::string& path) {
 }  // namespace
 
 bool is_in_memory(const std::string& path) {
+  if (is_url(path)) {
+    const base::Result<StorePlace> place = place_in_store(path);
+    return place.is_ok() && place.value().store->in_memory() != nullptr;
+  }
   const std::optional<Type> type = type_of(path);
   return type == static_cast<Type>(TMPFS_MAGIC) || type == static_cast<Type>(RAMFS_MAGIC);
 }

@@ -8,7 +8,8 @@
 
 namespace bytecheckpoint::io {
 
-/// Whether `path` is on a file system in the memory of this machine (tmpfs, ramfs). False if that cannot be found out.
+/// Whether `path` is in the memory of this machine: on a file system there (tmpfs, ramfs), or a URL of `MemoryObjects`.
+/// False if that cannot be found out.
 bool is_in_memory(const std::string& path);
 /// \returns the same; kStorage with ETIMEDOUT if the file system has not answered within `io_timeout_s` seconds; 0: it
 /// waits for ever.

@@ -55,6 +55,12 @@ void Writer::submit(WriteRequest request) {
   queue_.push(std::move(request));
 }
 
+void Writer::count(int64_t bytes) {
+  base::MutexLock lock(mutex_);
+  bytes_written_ += bytes;
+  base::add_bytes_done(trace_, bytes);
+}
+
 int64_t Writer::bytes_written() {
   base::MutexLock lock(mutex_);
   return bytes_written_;

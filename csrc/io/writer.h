@@ -56,6 +56,8 @@ class Writer {
   void add_threads(int num_threads);
   /// Queues a request. Blocks while the queue is full.
   void submit(WriteRequest request);
+  /// Counts bytes that its owner has written itself.
+  void count(int64_t bytes);
   /// Returns the number of bytes written so far.
   int64_t bytes_written();
   /// Stops writing, as after a failure. The status becomes kCancelled, unless a write had failed before.

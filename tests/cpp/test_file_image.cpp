@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/save/file_image.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "csrc/base/crc32.h"
 #include "csrc/engine/load/load_job.h"
 #include "csrc/engine/open/open_checkpoint.h"
 #include "csrc/staging/merge_pieces.h"
 #include "csrc/staging/staged_bytes.h"
 #include "tests/cpp/aligned_bytes.h"
+#include "tests/cpp/memory_holder.h"
 #include "tests/cpp/random_box.h"
 #include "tests/cpp/rounds.h"
 #include "tests/cpp/saved_checkpoint.h"
@@ -144,6 +147,45 @@ TEST_CASE("file_image: tensors of any sizes come back, however slots and other m
     options.one_file_a_record = draw(&random, 0, 4) == 0;
     options.max_file_bytes = draw(&random, 0, 2) == 0 ? 12 * kMib : 0;
     check_loaded(dir, tensors, save(dir, tensors, options).manifest);
+  }
+}
+
+TEST_CASE("file_image: a file that is memory is filled by several threads, and is what a file of a disk would be") {
+  // 1: with what is reserved everything fits; 0: nothing is, and slots are written.
+  for (const int reserved : {1, 0}) {
+    CAPTURE(reserved);
+    const auto holder = test::registered_holder();
+    holder->most_bytes = 100 * kMib;
+    const StagedTensors tensors({5, kMib - 1, 21 * kMib + 4095, 0, 700, 9 * kMib}, /*is_aligned=*/true);
+    SaveOptions options = test::save_options(test::kHeldUrl);
+    options.num_io_threads = 3;
+    options.expected_bytes = reserved * 33 * kMib;
+    options.trace = std::make_shared<base::Trace>(base::TraceOptions{});
+    const format::WriteResult result = test::value_of(test::write_items(tensors.items, options));
+    const auto totals = options.trace->lane("fill")->totals();
+    CHECK((totals[static_cast<size_t>(Phase::kChecksum)].bytes == 0) == (reserved == 1));  // that is of slots
+    REQUIRE(result.files.size() == 1);
+    const std::string file = test::value_of(io::read_file(test::kHeldUrl, result.files[0].name));
+    REQUIRE(static_cast<int64_t>(file.size()) == result.files[0].bytes);
+    const format::DataTrailer trailer = test::value_of(format::decode_data_trailer(
+        std::string_view(file).substr(file.size() - format::kDataTrailerBytes), static_cast<int64_t>(file.size())));
+    const auto end = static_cast<size_t>(trailer.end_of_records);
+    const auto table =
+        format::decode_block_table(std::string_view(file).substr(end, static_cast<size_t>(trailer.table_bytes())));
+    std::vector<uint32_t> sums;
+    for (size_t at = 0; at < end; at += format::kBlockBytes) {
+      sums.push_back(base::crc32(0, file.data() + at, std::min<size_t>(format::kBlockBytes, end - at)));
+    }
+    CHECK((table == sums));
+    REQUIRE(result.records.size() == tensors.contents.size());
+    for (size_t t = 0; t < tensors.contents.size(); ++t) {
+      const format::Record& record = result.records[t].record;
+      CHECK((file.substr(static_cast<size_t>(record.data_offset), static_cast<size_t>(record.data_bytes)) ==
+             tensors.contents[t]));
+      const auto archive = file.substr(static_cast<size_t>(record.offset), static_cast<size_t>(record.bytes));
+      const uint32_t crc = base::crc32(0, tensors.contents[t].data(), tensors.contents[t].size());
+      CHECK(archive.find(std::string(reinterpret_cast<const char*>(&crc), sizeof crc)) != std::string::npos);
+    }
   }
 }
 

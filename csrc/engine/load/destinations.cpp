@@ -61,6 +61,17 @@ bool Destinations::is_plain() const {
   });
 }
 
+uint8_t* Destinations::memory_of(const planner::ReadSegment& segment, const SourceFile& file) const {
+  if (segment.wanted.size() != 1) return nullptr;
+  const auto [begin, end] = range_in_file(segment.wanted.front());
+  if (segment.offset < begin || segment.offset + segment.bytes > end || end > file.end_of_records) return nullptr;
+  const Destination& to = phases_.first().destinations[segment.wanted.front()];
+  const tensor::BoxRuns& runs = to.runs;
+  const bool is_one_run = runs.num_runs() == 1 && runs.memory_step_bytes() == runs.itemsize_bytes();
+  const int64_t in_run = segment.offset - begin - runs.begin();
+  return is_one_run && in_run >= 0 ? to.memory + runs.memory_offset(0) + in_run : nullptr;
+}
+
 Status Destinations::check(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
                            const SourceFile& file) const {
   if (!verify_ || !file.has_checksums) return Status::ok();

@@ -68,6 +68,10 @@ class Destinations {
     return {begin, begin + phases_.first().destinations[index].runs.end()};
   }
 
+  /// Returns the memory that a segment goes to as it is, if one entry of `wanted` wants all of it and nobody else any;
+  /// else null. Only if `is_plain`.
+  uint8_t* memory_of(const planner::ReadSegment& segment, const SourceFile& file) const;
+
   /// Compares bytes [0, bytes) of `segment` with the checksums of their blocks. Does nothing for a file without blocks.
   /// \returns kCorrupt.
   base::Status check(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,

@@ -59,8 +59,9 @@ struct LoadStats {
 ///     wanted             aa  aa  bbbb                 cc                 boxes a, b, c: runs of elements
 ///     read             |    segment 0    |        | seg. 1 |             each into one slot
 ///
-/// Nothing is copied from a block whose CRC is wrong. Files of other writers have no blocks: their elements are copied
-/// first, and the checksum of an archive, if it has one, is compared at the end of the run.
+/// Nothing is copied from a block whose CRC is wrong; one of a file in memory may be read to where it goes, and is
+/// checked there. Files of other writers have no blocks: their elements are copied first, and the checksum of an
+/// archive, if it has one, is compared at the end of the run.
 ///
 /// `SharedRun` takes the place of `run` where several ranks read together. Not thread-safe.
 class LoadJob {

@@ -132,14 +132,15 @@ Status MemoryLoad::read(const io::ReadRequest& request, Worker* worker) const {
   divide(request, &worker->pieces);
   const auto file = files_->find(segments_[request.tag].file);  // `source_` has opened it
   PhaseTimes times(worker->lane);
-  uint8_t* const buffer = worker->buffer.data();
   for (int64_t done = 0; done < request.wanted; done += kBlockBytes) {
     const planner::ReadSegment& piece = worker->pieces[static_cast<size_t>(done / kBlockBytes)];
-    BCP_RETURN_IF_ERROR(request.file->read_at(buffer, piece.bytes, piece.offset, piece.bytes).status());
+    uint8_t* const in_place = destinations_->memory_of(piece, *file);
+    uint8_t* const to = in_place == nullptr ? worker->buffer.data() : in_place;
+    BCP_RETURN_IF_ERROR(request.file->read_at(to, piece.bytes, piece.offset, piece.bytes).status());
     times.count(Phase::kRead, piece.bytes);
-    BCP_RETURN_IF_ERROR(destinations_->check(buffer, piece, piece.bytes, *file));
+    BCP_RETURN_IF_ERROR(destinations_->check(to, piece, piece.bytes, *file));
     times.count(Phase::kVerify, piece.bytes);
-    BCP_RETURN_IF_ERROR(destinations_->scatter(buffer, piece, piece.bytes, *file));
+    if (in_place == nullptr) BCP_RETURN_IF_ERROR(destinations_->scatter(to, piece, piece.bytes, *file));
     times.count(Phase::kScatter, piece.bytes);
     base::add_bytes_done(trace_, piece.bytes);
   }

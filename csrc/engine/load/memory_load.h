@@ -19,7 +19,8 @@ namespace bytecheckpoint::engine {
 ///
 /// Each of a few threads, the caller's among them, does all of it for a piece that stays in the cache of its core:
 ///
-///     file --- pread ---> buffer of 256 KiB --- CRC, copy ---> the caller's memory
+///     file --- pread ---> the caller's memory, if that takes all of the piece: CRC
+///                    ---> else a buffer of 256 KiB --- CRC, copy ---> the caller's memory
 ///
 /// So the bytes cross the memory bus twice; by way of the slots of a ring it is four times. Threads write to the
 /// caller's memory here, which is no danger: a read from memory ends, so there is no limit of time, and `run` returns

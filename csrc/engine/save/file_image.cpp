@@ -2,11 +2,13 @@
 #include "csrc/engine/save/file_image.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "csrc/base/crc32.h"
 #include "csrc/base/failpoint.h"
+#include "csrc/base/named_thread.h"
 #include "csrc/io/directory.h"
 #include "csrc/staging/merge.h"
 
@@ -15,6 +17,9 @@ namespace {
 
 /// Copied, then summed, in pieces of this size: the second pass finds a piece in the first-level cache.
 constexpr int64_t kPieceBytes = 32 << 10;
+
+/// A thread more is worth its start for so many blocks, which take some tenths of a millisecond.
+constexpr size_t kPartsAThread = 8;
 
 /// Of so many small parts in a row, one is timed, and counts for all of them.
 constexpr int64_t kSmallPartsATime = 8;
@@ -71,7 +76,6 @@ void FileImage::extend(const uint8_t* from, int64_t bytes) {
   } else {
     pieces_.emplace_back(first, size);
   }
-  position_ += bytes;
 }
 
 void FileImage::hand_over_slot() {
@@ -121,8 +125,55 @@ void FileImage::record_times() {
   pipeline_.lane->add_span({base::Phase::kChecksum, now.begin_ns, now.end_ns, now.checksum_ns, 1, all});
 }
 
+void FileImage::advance(int64_t part, uint32_t sum) {
+  position_ += part;
+  if (records_done_) return;
+  block_crc_ = sum;
+  if (position_ % format::kBlockBytes == 0) table_.push_back(std::exchange(block_crc_, 0));
+}
+
 template <class Fill>
-base::Status FileImage::emit(int64_t bytes, uint32_t* crc, const uint8_t* borrowed, Fill&& fill) {
+base::Status FileImage::emit(int64_t bytes, uint32_t* crc, Fill&& fill) {
+  uint8_t* const to = next_in_memory(bytes);
+  return to == nullptr ? emit_to_slots(bytes, crc, nullptr, fill) : emit_to_memory(to, bytes, crc, fill);
+}
+
+template <class Fill>
+base::Status FileImage::emit_to_memory(uint8_t* to, int64_t bytes, uint32_t* crc, Fill&& fill) {
+  BCP_RETURN_IF_ERROR(pipeline_.writer->status());
+  hand_over_slot();  // it ends where these bytes begin
+  const base::SpanTimer timer(pipeline_.lane, base::Phase::kCopy, bytes);
+  const int64_t first = std::min(bytes, format::kBlockBytes - position_ % format::kBlockBytes);
+  const auto begin_of = [&](size_t part) {
+    return part == 0 ? 0 : std::min(bytes, first + static_cast<int64_t>(part - 1) * format::kBlockBytes);
+  };
+  std::vector<uint32_t> sums(1 + static_cast<size_t>((bytes - first + format::kBlockBytes - 1) / format::kBlockBytes));
+  std::atomic<size_t> next{0};
+  const auto fill_parts = [&] {
+    for (size_t part = next++; part < sums.size(); part = next++) {
+      const int64_t end = begin_of(part + 1);
+      for (int64_t begin = begin_of(part), behind = 0; begin < end; begin = behind) {
+        behind = std::min(end, begin + kPieceBytes);
+        fill(begin, behind, to + begin);
+        sums[part] = base::crc32(sums[part], to + begin, static_cast<size_t>(behind - begin));
+      }
+    }
+  };
+  base::work_together("bcp-fill", std::min(static_cast<size_t>(pipeline_.num_threads), sums.size() / kPartsAThread),
+                      fill_parts);
+  if (crc != nullptr) *crc = 0;
+  for (size_t part = 0; part < sums.size(); ++part) {
+    const int64_t size = begin_of(part + 1) - begin_of(part);
+    if (crc != nullptr) *crc = base::crc32_combine(*crc, sums[part], static_cast<uint64_t>(size));
+    advance(size, base::crc32_combine(block_crc_, sums[part], static_cast<uint64_t>(size)));
+  }
+  pieces_begin_ = position_;
+  pipeline_.writer->count(bytes);
+  return base::Status::ok();
+}
+
+template <class Fill>
+base::Status FileImage::emit_to_slots(int64_t bytes, uint32_t* crc, const uint8_t* borrowed, Fill&& fill) {
   for (int64_t done = 0; done < bytes;) {
     if (slots_.empty()) BCP_RETURN_IF_ERROR(take_slot());
     const int64_t block_end = base::align_down(position_, format::kBlockBytes) + format::kBlockBytes;
@@ -152,10 +203,7 @@ base::Status FileImage::emit(int64_t bytes, uint32_t* crc, const uint8_t* borrow
     done += part;
     extend(from, part);
     if (borrowed == nullptr) slot_used_ += part;
-    if (!records_done_) {
-      block_crc_ = sum;
-      if (position_ == block_end) table_.push_back(std::exchange(block_crc_, 0));
-    }
+    advance(part, sum);
     // Borrowed bytes end at a multiple of kDirectAlignment, and so does a full slot: it began at one.
     const bool is_enough = borrowed != nullptr && position_ - pieces_begin_ >= staging::kSlotBytes;
     if (is_enough || slot_used_ == staging::kSlotBytes) hand_over_slot();
@@ -164,7 +212,7 @@ base::Status FileImage::emit(int64_t bytes, uint32_t* crc, const uint8_t* borrow
 }
 
 base::Status FileImage::append(std::string_view bytes) {
-  return emit(static_cast<int64_t>(bytes.size()), nullptr, nullptr, [&](int64_t begin, int64_t end, uint8_t* to) {
+  return emit(static_cast<int64_t>(bytes.size()), nullptr, [&](int64_t begin, int64_t end, uint8_t* to) {
     std::memcpy(to, bytes.data() + begin, static_cast<size_t>(end - begin));
   });
 }
@@ -172,24 +220,25 @@ base::Status FileImage::append(std::string_view bytes) {
 base::Status FileImage::append_elements(const tensor::StridedView& view, int64_t bytes, uint32_t* crc) {
   *crc = 0;
   const tensor::BoxRuns runs(view);
-  return emit(bytes, crc, nullptr, [&](int64_t begin, int64_t end, uint8_t* to) {
+  return emit(bytes, crc, [&](int64_t begin, int64_t end, uint8_t* to) {
     staging::gather_window(runs, view.data, begin, end, to);
   });
 }
 
 base::Status FileImage::append_in_place(int64_t bytes, uint32_t* crc) {
   *crc = 0;
-  return emit(bytes, crc, nullptr, kInPlace);
+  return emit_to_slots(bytes, crc, nullptr, kInPlace);
 }
 
 base::Status FileImage::append_borrowed(const uint8_t* memory, int64_t bytes, uint32_t* crc) {
   *crc = 0;
   const bool is_aligned =
       reinterpret_cast<uintptr_t>(memory) % io::kDirectAlignment == 0 && position_ % io::kDirectAlignment == 0;
-  const int64_t whole = is_aligned && file_.takes_any_memory() ? base::align_down(bytes, io::kDirectAlignment) : 0;
-  BCP_RETURN_IF_ERROR(emit(whole, crc, memory, kInPlace));
+  const bool is_written = next_in_memory(bytes) == nullptr && file_.takes_any_memory();
+  const int64_t whole = is_aligned && is_written ? base::align_down(bytes, io::kDirectAlignment) : 0;
+  BCP_RETURN_IF_ERROR(emit_to_slots(whole, crc, memory, kInPlace));
   uint32_t rest_crc = 0;
-  BCP_RETURN_IF_ERROR(emit(bytes - whole, &rest_crc, nullptr, [&](int64_t begin, int64_t end, uint8_t* to) {
+  BCP_RETURN_IF_ERROR(emit(bytes - whole, &rest_crc, [&](int64_t begin, int64_t end, uint8_t* to) {
     std::memcpy(to, memory + whole + begin, static_cast<size_t>(end - begin));
   }));
   *crc = base::crc32_combine(*crc, rest_crc, static_cast<uint64_t>(bytes - whole));

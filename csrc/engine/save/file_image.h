@@ -27,6 +27,7 @@ struct SlotPipeline {
   io::Writer* writer;
   io::IoDeadline* deadline;
   base::TraceLane* lane;  // records what the filling thread does; null: nothing does
+  int num_threads;        // that fill a file which is memory, the filling thread among them; 0: it is written
 };
 
 /// How long the filling thread copied and computed CRCs since it took the slot. The clock is read four times a block,
@@ -49,6 +50,9 @@ struct FillTimes {
 ///     file          |head|  large tensor a  |tail, head|     large tensor b     |tail, ...
 ///     slot          |****|                  |**********|                        |****
 ///     other memory       |******************|          |************************|
+///
+/// A file that is memory (`io::File::memory`) is filled in its place, by several threads: each copies a block, and sums
+/// it while it is in the cache of its core. What lies on devices goes through slots, which are page-locked.
 ///
 /// Not thread-safe. Calls may wait for a free slot.
 class FileImage {
@@ -102,9 +106,22 @@ class FileImage {
   /// Appends `bytes` bytes: calls `fill(begin, end, to)` for consecutive pieces, none of which crosses a slot or a
   /// block.
   /// \param crc  If not null, receives the CRC of these bytes; the blocks' CRCs are computed in any case.
+  /// May call it from several threads at once, if the file is memory.
+  template <class Fill>
+  base::Status emit(int64_t bytes, uint32_t* crc, Fill&& fill);
+  /// The same by way of slots, one piece behind the other.
   /// \param borrowed  If not null, the bytes are there, and nothing is filled.
   template <class Fill>
-  base::Status emit(int64_t bytes, uint32_t* crc, const uint8_t* borrowed, Fill&& fill);
+  base::Status emit_to_slots(int64_t bytes, uint32_t* crc, const uint8_t* borrowed, Fill&& fill);
+  /// The same in the file itself, of which the next bytes are at `to`.
+  template <class Fill>
+  base::Status emit_to_memory(uint8_t* to, int64_t bytes, uint32_t* crc, Fill&& fill);
+  /// Returns where the next bytes of the file are in memory; null if they are to be written.
+  uint8_t* next_in_memory(int64_t bytes) const {
+    return pipeline_.num_threads > 0 ? file_.memory(position_, bytes) : nullptr;
+  }
+  /// Goes on by a part of the block that `position_` is in. \param sum  CRC of the block so far, the part included.
+  void advance(int64_t part, uint32_t sum);
   base::Status take_slot();
   std::optional<int> pop_slot(base::Status* outcome);
   /// Adds bytes, which are in memory, to what is handed over next.

@@ -102,7 +102,8 @@ base::Status SaveJob::create_image() {
   std::unique_ptr<FileImage> image;
   const auto create = [&]() -> base::Status {
     BCP_ASSIGN_OR_RETURN(image, FileImage::create(options_.directory, id, options_.direct_io, options_.is_plain,
-                                                  {&*ring_, &free_slots_, writer_.get(), &deadline_, lane_}));
+                                                  {&*ring_, &free_slots_, writer_.get(), &deadline_, lane_,
+                                                   options_.bytes_per_s > 0 ? 0 : options_.num_io_threads}));
     return base::Status::ok();
   };
   // The coordinator has made the directory; this machine may see it late.
