@@ -46,7 +46,7 @@ def search(model: Path, flags: str, folder: Path) -> str:
     said = _run(["spin", "-a", *(f"-D{flag}" for flag in flags.split()), str(model)], folder)
     assert not said.strip(), said
     # Most searches take less time than a compiler that optimises.
-    optimise = "-O2" if any(each in flags for each in ("RANKS=3", "SAVERS=3", "PRUNE=1")) else "-O0"
+    optimise = "-O2" if any(each in flags for each in ("RANKS=3", "SAVERS=3", "PRUNE=1", "M=3", "M=4")) else "-O0"
     _run(["gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=2000", "-o", "pan", "pan.c"], folder)
     return _run(["./pan", "-m20000", "-w20"], folder)
 
