@@ -33,7 +33,7 @@ from rich.table import Table
 import bytecheckpoint
 from bytecheckpoint import Config, MemoryTier, Tiers
 from bytecheckpoint._testing import crc32
-from bytecheckpoint.storage.memory.client import stop_holder
+from bytecheckpoint.storage.memory.connection import stop_holder
 
 LIMITED_B_PER_S = 500_000_000
 PIECE = 8 << 20

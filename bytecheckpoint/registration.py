@@ -32,7 +32,7 @@ from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.dcp.stateful import QuickStateful, quick_copy
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import draw_turn, take_drawn_turn
-from bytecheckpoint.distributed.groups import group_of_save, keep_watching
+from bytecheckpoint.distributed.groups import group_of_save, keep_watching, own_group
 from bytecheckpoint.distributed.launch import is_unaware, refuse_unaware_rank
 from bytecheckpoint.journal.observers import OnReport, observe, stop_observing
 from bytecheckpoint.load_spec.spec import LoadSpec
@@ -260,7 +260,10 @@ def _with_call_context(flow: Callable[..., Any], storage: str, planner_of_now: C
                 with explicit_call(writer, staging_of(staged), is_in_background, **given), claimed(staged):
                     return flow(**given)
 
-            return save_by_tiers(writer, save)
+            # A group of our own is made by all ranks at once, which nothing says of a thread of DCP.
+            ranks = given.get("process_group"), given.get("no_dist", False) or is_in_background
+            call = "save", str(writer.checkpoint_id)
+            return save_by_tiers(writer, save, own_group(*ranks, "calls", writer.config.stall_timeout_s, call))
         with explicit_call(writer, staging_of(staged), is_in_background, **given), claimed(staged):
             return flow(**given)
 

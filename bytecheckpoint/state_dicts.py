@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import fail_load, fail_save, run_load, run_save, with_states
 from bytecheckpoint.dcp.memory_first import is_in_memory
+from bytecheckpoint.dcp.memory_machines import meet_to_load
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner, stores_parts, to_stage
 from bytecheckpoint.dcp.writer import BcpWriter
@@ -151,8 +152,10 @@ def load_state_dict(
         RankLostError: See ``save_state_dict``.
     """
     turn = next_turn(process_group, no_dist, "calls")
+    config = config or Config.from_env()
+    group = own_group(process_group, no_dist, "calls", config.stall_timeout_s, ("load", str(path)))
+    meet_to_load(path, group, "load", config)
     reader = BcpReader(path, config=config)
-    group = own_group(process_group, no_dist, "calls", reader.config.stall_timeout_s, ("load", str(path)))
     try:
         _checked("load_state_dict", path, state_dict, MutableMapping)
         if planner is not None and spec is not None:

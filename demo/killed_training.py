@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 
 import bytecheckpoint
 from bytecheckpoint import MemoryTier, Tiers
-from bytecheckpoint.storage.memory.client import stop_holder
+from bytecheckpoint.storage.memory.connection import stop_holder
 
 NUM_STEPS, KILLED_AT, NEAR_EVERY, WIDTH = 20, 13, 5, 512
 

@@ -10,7 +10,7 @@ from bytecheckpoint.cli.options import json_option
 from bytecheckpoint.cli.text import counted, one_line, print_json
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.report.text import size_text
-from bytecheckpoint.storage.memory.client import disconnect, holders, stop_holder, url_of_run
+from bytecheckpoint.storage.memory.connection import disconnect, holders, stop_holder, url_of_run
 
 __all__ = ["command"]
 

@@ -214,7 +214,8 @@ class SaveSession:
         if others:
             raise UnsupportedError(
                 f"save({self.path}): rank 0 is on {places[0]}, and rank {others[0]} on {places[others[0]]}: states can "
-                "be committed in the memory of one machine, and not yet of several",
+                "be committed in the memory of several machines by save_state_dict, async_save_state_dict and "
+                "bytecheckpoint.save, and not where DCP's own thread saves",
                 self.path,
             )
 

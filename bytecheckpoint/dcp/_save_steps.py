@@ -51,6 +51,7 @@ class SaveOptions:
         sync: Whether to sync what is written.
         one_file_a_record: Whether each record gets a file of its own.
         user_metadata: What the user passed, as JSON text; "" for nothing.
+        after_write: Called with the names of the files that this rank has written, before it says so; or None.
     """
 
     config: Config
@@ -58,6 +59,7 @@ class SaveOptions:
     sync: bool
     one_file_a_record: bool
     user_metadata: str
+    after_write: Callable[[Sequence[str]], None] | None = None
 
     def gaps_of(self, session: SaveSession) -> str:
         """Returns what becomes of elements that no rank holds; see ``gaps_of_save``."""
@@ -116,6 +118,8 @@ def write_part(
         with _progress_bar(session, options, job, to_write.num_bytes), cancelling.cancellable(session, job):
             execute_plan(job, to_write, planner, unsafe)
             written = job.finish()
+            if options.after_write is not None:
+                options.after_write(job.file_names)
         tell_of_refused_direct_io(session.path, _C)
         of_rank, report = report_of_rank(session, job, planner, options.config)
         result = RankResult(

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,10 @@ class WriterBase(StorageWriter):
         self.goes_on = True
         self.memory_s = 0.0
         self.same_save_as = ""
+        self.after_write: Callable[[Sequence[str]], None] | None = None  # with the names of this rank's files
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_of_thread", "_cancelling", "in_memory", "goes_on", "memory_s", "same_save_as")
+        own = ("_of_thread", "_cancelling", "in_memory", "goes_on", "memory_s", "same_save_as", "after_write")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -173,7 +174,10 @@ class WriterBase(StorageWriter):
     @property
     def _options(self) -> SaveOptions:
         one_file_a_record = not self.single_file_per_rank
-        return SaveOptions(self.config, self.overwrite, self.sync_files, one_file_a_record, self.user_metadata)
+        after_write = self.after_write
+        return SaveOptions(
+            self.config, self.overwrite, self.sync_files, one_file_a_record, self.user_metadata, after_write
+        )
 
 
 _hooks = Hooks(WriterBase)

@@ -92,7 +92,7 @@ def run_save(
         assert writer.last_report is not None
         return writer.last_report
 
-    return cast(SaveReport, save_by_tiers(writer, save, only))  # None, if that part of a save is not in memory
+    return cast(SaveReport, save_by_tiers(writer, save, group, only))  # None, if that part of a save is not in memory
 
 
 def save_over_group(
@@ -139,7 +139,7 @@ def save_over_group(
 
     if not isinstance(storage_writer, BcpWriter):
         return save(storage_writer)
-    return cast(Metadata, save_by_tiers(storage_writer, save))
+    return cast(Metadata, save_by_tiers(storage_writer, save, group))
 
 
 def _save_flow(turn: CallOrder | None, staging: StagingTime | None, **arguments: Any) -> Metadata:

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TypeVar
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint.checkpoint.memory_states import keep_newest
+from bytecheckpoint.dcp.memory_machines import Machines
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import (
     CheckpointError,
+    ConfigError,
     OutOfStepError,
     ProcessGroupChangedError,
     RankLostError,
@@ -35,8 +38,8 @@ __all__ = ["forget_in_memory", "is_in_memory", "save_by_tiers"]
 
 T = TypeVar("T")
 
-# Whatever is wrong with memory, the disk may be well; these would be the same there.
-_FOR_ALL_TIERS = (OutOfStepError, ProcessGroupChangedError, RankLostError, SaveCancelledError)
+# Whatever is wrong with memory, the disk may be well; these would be the same there, or are the user's to mend.
+_FOR_ALL_TIERS = (ConfigError, OutOfStepError, ProcessGroupChangedError, RankLostError, SaveCancelledError)
 
 _OF_MEMORY = (CheckpointError, CheckpointException)
 # Whether this thread, or task, saves to one of several tiers.
@@ -51,13 +54,16 @@ def is_in_memory(path: str) -> bool:
     return found is not None and has_memory(found[0])
 
 
-def save_by_tiers(writer: BcpWriter, save: Callable[[BcpWriter], T], only: str = "") -> T | None:
+def save_by_tiers(
+    writer: BcpWriter, save: Callable[[BcpWriter], T], group: dist.ProcessGroup | None, only: str = ""
+) -> T | None:
     """Saves, in memory first if the path of a writer is in ``Tiers`` with memory. Collective.
 
     Args:
         writer: Writer of the save to the disk, which gets the save id of what is in memory, and knows afterwards
             whether the save goes on to the disk.
         save: Saves with a writer.
+        group: A group of our own of the ranks that save; None for this one alone.
         only: ``memory`` or ``disk`` for that part of it.
 
     Returns:
@@ -66,12 +72,13 @@ def save_by_tiers(writer: BcpWriter, save: Callable[[BcpWriter], T], only: str =
 
     Raises:
         CheckpointError: The save to the disk failed; or it was to be in memory alone, and is not; or a rank was lost.
+        ConfigError: There are too few machines for the replicas of the tier.
     """  # noqa: DOC501
     found = tiers_of(str(writer.checkpoint_id))
     if found is None or not has_memory(found[0]) or only == "disk" or _is_within.get():
         return save(writer) if only != "memory" else None
     token = _is_within.set(True)  # a flow within a flow is the same save
-    memory = _MemorySave(writer, *found)
+    memory = _MemorySave(writer, *found, group)
     try:
         if only != "memory" and not writer.overwrite and found[0].disks:
             saved = save(writer)  # first: it may be refused, and then nothing may be changed
@@ -109,10 +116,14 @@ class _MemorySave:
         writer: Writer of the save to the disk.
         tiers: Places of the run.
         rest: Path of the step, or of a part of it, in them.
+        group: The ranks; see ``save_by_tiers``.
     """
 
-    def __init__(self, writer: BcpWriter, tiers: Tiers, rest: str) -> None:
-        self._disk, self._tiers = writer, tiers
+    def __init__(self, writer: BcpWriter, tiers: Tiers, rest: str, group: dist.ProcessGroup | None) -> None:
+        self._disk, self._tiers, self._group = writer, tiers, group
+        self._machines: Machines | None = None
+        self._written: list[str] = []  # names of this rank's files
+        self._is_committed = False
         # What may not be replaced may be on the disk alone.
         writer.goes_on = note_save(tiers, str(writer.checkpoint_id)) or (bool(tiers.disks) and not writer.overwrite)
         if writer.in_memory.done():  # of an earlier save
@@ -133,11 +144,10 @@ class _MemorySave:
         if writer.last_report is not None and not writer.overwrite:
             memory.same_save_as = writer.save_id.removeprefix(SAVE_ID_PREFIX)
         try:
-            saved = save(memory)
+            saved = self._save(save)
         except BaseException as error:
             writer.in_memory.set_exception(error)
-            with suppress(OSError):  # the coordinator has freed what it knows of, on its own machine
-                HolderClient(self._path).discard()
+            self._leave(error)
             if not writer.goes_on or not isinstance(error, _OF_MEMORY) or isinstance(error, _FOR_ALL_TIERS):
                 raise
             _logger.warning("%s is not in memory: %s", writer.checkpoint_id, str(error))
@@ -153,17 +163,51 @@ class _MemorySave:
             writer.same_save_as = memory.save_id.removeprefix(SAVE_ID_PREFIX)
         if not writer.goes_on:
             writer.last_report = report
-        if report.save_id:  # this rank has committed
+        if self._acts:
             self._free_older()
         writer.in_memory.set_result(report)
         return saved
 
+    def _save(self, save: Callable[[BcpWriter], T]) -> T:
+        """Writes on this machine and to copies on others, commits where the coordinator is, then on all machines."""
+        stall_timeout_s = self._memory.config.stall_timeout_s
+        machines = self._machines = Machines(self._tiers, self._group, ("save", self._path), stall_timeout_s)
+
+        def after_write(names: Sequence[str]) -> None:
+            self._written = [*names]
+            machines.copy_files(self._path, names)
+
+        self._memory.after_write = after_write
+        saved = save(self._memory)
+        self._is_committed = True
+        machines.commit(self._path, self._written)
+        return saved
+
+    @property
+    def _acts(self) -> bool:
+        """Whether this rank has committed on its machine."""
+        report, machines = self._memory.last_report, self._machines
+        if not self._is_committed or report is None or machines is None:
+            return False
+        return machines.acts if machines.peers is not None else bool(report.save_id)
+
+    def _leave(self, error: BaseException) -> None:
+        """Frees what this rank has of a save that failed; the coordinator has freed what is on its own machine.
+
+        What is committed here is freed only if a rank has said that it failed: of a rank that is lost, others may have
+        heard that all is well, and have freed what is older.
+        """
+        if self._machines is not None:
+            self._machines.end()
+        with suppress(OSError):
+            HolderClient(self._path).discard()
+        if isinstance(error, CheckpointError) and not isinstance(error, (RankLostError, ProcessGroupChangedError)):
+            self.take_back()
+
     def take_back(self) -> None:
         """Frees what is in memory, if this rank has committed it: the save to the disk was cancelled."""
-        report = self._memory.last_report
-        if report is None or not report.save_id:
-            return
-        _forget(HolderClient(self._path))
+        if self._acts:
+            _forget(HolderClient(self._path))
 
     def _free_older(self) -> None:
         """Frees older states, once the last part of a newer one is committed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import os
 import secrets
 import socket
@@ -18,7 +19,7 @@ from bytecheckpoint.distributed.sent_data import is_loopback, plain_address
 from bytecheckpoint.errors import CheckpointError, sendable
 from bytecheckpoint.runtime.place import Place, name_own_address, own_place
 
-__all__ = ["connect_star"]
+__all__ = ["address_of", "connect_star", "own_addresses"]
 
 _TOKEN_BYTES = 16
 _RANK = struct.Struct("<I")
@@ -49,7 +50,7 @@ def connect_star(group: dist.ProcessGroup) -> tuple[dict[int, socket.socket], li
     if group.rank() == 0:
         with contextlib.suppress(OSError):  # then `offer` stays None, which all ranks report
             listener = _listen(group.size())
-            offer = listener.getsockname()[1], _own_addresses(), secrets.token_bytes(_TOKEN_BYTES)
+            offer = listener.getsockname()[1], own_addresses(), secrets.token_bytes(_TOKEN_BYTES)
     offer = broadcast(group, offer, 0)
     try:
         if offer is None:
@@ -91,18 +92,29 @@ def _listen(backlog: int) -> socket.socket:
     return socket.create_server(("", 0), backlog=backlog)
 
 
-def _own_addresses() -> list[str]:
+def address_of(interface: str) -> str:
+    """Returns the IPv4 address of a network interface; an address is returned as it is.
+
+    Raises:
+        OSError: There is no such interface, or it has none.
+    """
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(interface))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+    return socket.inet_ntoa(answer[20:24])
+
+
+def own_addresses() -> list[str]:
     """Returns addresses at which others may find this host, the likeliest first.
 
     These are the address of the interface that gloo was told to use, those that the host name resolves to, the one from
     which this host reaches the master, and the loopback address for ranks on this host.
     """
     found = []
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with contextlib.suppress(OSError):
         name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-        if name:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            found.append(socket.inet_ntoa(answer[20:24]))
+        found += [address_of(name)] if name else []
     with contextlib.suppress(OSError):
         found += [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
     master = os.environ.get("MASTER_ADDR")

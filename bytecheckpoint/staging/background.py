@@ -31,7 +31,7 @@ from bytecheckpoint.runtime.exit_code import end_with
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.staging.leases import is_any_saved, is_saved_in_this_thread
 from bytecheckpoint.staging.save_queue import BackgroundFuture, SaveQueue, is_in_queue
-from bytecheckpoint.storage.memory.client import end_holders
+from bytecheckpoint.storage.memory.connection import end_holders
 
 __all__ = [
     "BackgroundFuture",

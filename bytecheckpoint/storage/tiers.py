@@ -18,7 +18,7 @@ from bytecheckpoint.native import _core
 from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.storage.folders import folder_at, known
-from bytecheckpoint.storage.memory.client import HolderOptions, set_options, url_of_run
+from bytecheckpoint.storage.memory.connection import HolderOptions, set_options, url_of_run
 from bytecheckpoint.storage.names import is_mark
 from bytecheckpoint.storage.object_store.urls import is_http
 from bytecheckpoint.storage.parts import PARTS, step_and_part
@@ -38,10 +38,11 @@ _LOOK_S = 5.0  # for a file system to say what it is
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTier:
-    """Keeps the newest states in the memory of the machine, in a process of their own, which outlives those that train.
+    """Keeps the newest states in the memory of the machines, in processes of their own, which outlive those that train.
 
-    It is for ranks of one machine. A state that is saved needs room for one more than ``keep``; if there is none, the
-    save says so, and goes on to the next tier.
+    Each machine has the part of its ranks, and copies of it are on ``replicas`` other ones: a state survives the loss
+    of so many. A state that is saved needs room for one more than ``keep``; if there is none, the save says so, and
+    goes on to the next tier.
 
     Args:
         keep: How many committed states stay in memory.
@@ -49,6 +50,12 @@ class MemoryTier:
         linger_s: Seconds for which the process stays when the last rank has died, for a restart to find it. If the
             ranks end by ``bytecheckpoint.shutdown``, it ends with the last of them.
         name: Name of the run in memory; "" makes one of the nearest folder. Needed if there is no other tier.
+        replicas: How many other machines have a copy of what a machine has: the next ones, in the order of ranks. The
+            save is committed in memory when all copies have arrived. Fewer than there are machines.
+        interface: Network interface, or IP address, at which the machines exchange these; "" takes the one by which a
+            machine is known to the others. They let in only who knows the job, and what is sent is not encrypted.
+        failure_domain: What this machine shares the fate of, such as its rack: copies go to other ones. "" for nothing.
+            Each machine passes its own.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -58,9 +65,12 @@ class MemoryTier:
     max_bytes: int = 0
     linger_s: float = 1800.0
     name: str = ""
+    replicas: int = 0
+    interface: str = ""
+    failure_domain: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        for name, least in (("keep", 1), ("max_bytes", 0)):
+        for name, least in (("keep", 1), ("max_bytes", 0), ("replicas", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"MemoryTier({name}={value!r}): must be an int >= {least}")

@@ -123,6 +123,7 @@ def one_look(
         run.open()
     if process_group is None:
         return newest_in(runs(), look, asked)
+    from bytecheckpoint.dcp.memory_machines import meet_to_load
     from bytecheckpoint.distributed.agreement import agree, all_together, gathered
     from bytecheckpoint.distributed.call_order import next_turn
     from bytecheckpoint.distributed.groups import own_group
@@ -132,6 +133,7 @@ def one_look(
     group = own_group(process_group, False, "calls", settings.stall_timeout_s, (asked, name))
     if group is None or group.size() == 1:
         return newest_in(runs(), look, asked)
+    meet_to_load(run, group, asked, settings)
     found, folders, failure = Newest(None), list[Place](), None
     try:
         folders = runs()

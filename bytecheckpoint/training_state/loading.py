@@ -19,6 +19,7 @@ from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import run_load
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
+from bytecheckpoint.dcp.memory_machines import meet_to_load
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.distributed.agreement import agree, all_together, gathered, held_by_none
 from bytecheckpoint.distributed.groups import own_group
@@ -130,6 +131,7 @@ def load(
     role = check_role(role)
     config = config or Config.from_env()
     group = own_group(process_group, False, "calls" + role, config.stall_timeout_s, ("load", str(ckpt_path)))
+    meet_to_load(ckpt_path, group, "load", config)
     loading = _Loading(group, strict, load_decomposed_model_optimizer, config, spec)
     try:
         loading.open(ckpt_path, role, checkpoint_state, framework)

@@ -8,6 +8,7 @@
 
 #include "csrc/bridge/callbacks.h"
 #include "csrc/bridge/unlocked.h"
+#include "csrc/engine/check/check_data_file.h"
 #include "csrc/engine/check/verify_job.h"
 
 namespace bytecheckpoint::bindings {
@@ -56,6 +57,12 @@ py::dict verify(std::string directory, bool direct_io, int num_threads, int64_t 
 void bind_verify(py::module_& m) {
   m.def("verify", &verify, py::arg("directory"), py::kw_only(), py::arg("direct_io"), py::arg("num_threads"),
         py::arg("ring_bytes"), py::arg("progress"));
+  m.def(
+      "check_data_file",
+      [](int fd, const std::string& path, int num_threads) {
+        run_unlocked([&] { return engine::check_data_file(fd, path, num_threads); });
+      },
+      py::arg("fd"), py::arg("path"), py::kw_only(), py::arg("num_threads"));
 }
 
 }  // namespace bytecheckpoint::bindings

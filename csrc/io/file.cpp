@@ -32,10 +32,13 @@ base::Result<File> File::open(const std::string& directory, const std::string& n
     BCP_RETURN_IF_ERROR(check_beneath(directory, name));
     BCP_ASSIGN_OR_RETURN(const StorePlace place, place_in_store(path));
     if (place.store->in_memory() != nullptr) {
-      BCP_ASSIGN_OR_RETURN(file.file_, MemoryFile::open(place, path));
-    } else {
-      BCP_ASSIGN_OR_RETURN(file.file_, ObjectFile::open(place, path));
+      BCP_ASSIGN_OR_RETURN(MemoryFile memory, MemoryFile::open(place, path));
+      if (memory.is_open()) {
+        file.file_ = std::move(memory);
+        return file;
+      }
     }
+    BCP_ASSIGN_OR_RETURN(file.file_, ObjectFile::open(place, path));
   } else {
     BCP_ASSIGN_OR_RETURN(file.file_, DiskFile::open(directory, name, direct));
   }
@@ -99,6 +102,10 @@ Status File::reserve(int64_t bytes) {
   if (auto* const disk = std::get_if<DiskFile>(&file_)) return disk->reserve(bytes);
   if (auto* const memory = std::get_if<MemoryFile>(&file_)) return memory->reserve(bytes);
   return Status::ok();
+}
+
+bool File::is_in_memory() const {
+  return std::holds_alternative<MemoryFile>(file_);
 }
 
 uint8_t* File::memory(int64_t offset, int64_t size) const {

@@ -25,6 +25,7 @@ namespace bytecheckpoint::io {
 class File {
  public:
   File() = default;
+  explicit File(DiskFile file) : file_(std::move(file)) {}
 
   /// Opens a file for reading. \param directory  The caller's: a path, or a URL. \param name  Comes from a checkpoint,
   /// and may not lead out of it. \param direct  Of a file system: use O_DIRECT if it has that.
@@ -64,6 +65,8 @@ class File {
   const std::string& path() const;
   /// Returns the file of a file system; null for an object.
   const DiskFile* on_disk() const { return std::get_if<DiskFile>(&file_); }
+  /// Whether it is memory of this machine.
+  bool is_in_memory() const;
   /// Whether `write_at` takes bytes from any memory, and not from the slots of a ring alone.
   bool takes_any_memory() const { return !std::holds_alternative<ObjectFile>(file_); }
 

@@ -34,7 +34,8 @@ struct UnmapMemory {
 /// Any thread may call `read_at` and `write_at`, and fill `memory`, on disjoint ranges.
 class MemoryFile {
  public:
-  /// Opens an object for reading. \param path  Its URL, for messages. \returns kStorage.
+  /// Opens an object for reading. \param path  Its URL, for messages. \returns a file that is not open if another
+  /// machine may have it. kStorage.
   static base::Result<MemoryFile> open(const StorePlace& place, const std::string& path);
   static base::Result<MemoryFile> create(const StorePlace& place, const std::string& path);
 

@@ -28,7 +28,8 @@ class Upload {
 class MemoryObjects {
  public:
   virtual ~MemoryObjects() = default;
-  /// Returns a descriptor of an object, which the caller closes. \returns ENOENT if there is none.
+  /// Returns a descriptor of an object, which the caller closes; -1 for one that may be in the memory of another
+  /// machine: `ObjectStore::open` and `read` have those. \returns ENOENT if there is none.
   virtual base::Result<int> descriptor(const std::string& name) = 0;
   /// Returns a descriptor of memory for a new object, which the caller closes: an older object that is not needed any
   /// more, whose pages need not be found again. -1 if there is none.
@@ -60,7 +61,8 @@ class ObjectStore {
   virtual base::Result<std::unique_ptr<Upload>> create(const std::string& name) = 0;
   /// Returns the names right below `folder`, which is relative to the URL: of objects, and of folders.
   virtual base::Result<std::vector<std::string>> list(const std::string& folder) = 0;
-  /// Returns the same objects, if they are memory of this machine; else null. Then `read` and `create` are not called.
+  /// Returns the same objects, if they are memory of this machine; else null. Then `create` is not called, and `open`
+  /// and `read` only for what another machine has.
   virtual MemoryObjects* in_memory() { return nullptr; }
 };
 

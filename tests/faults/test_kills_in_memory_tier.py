@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from bytecheckpoint import MemoryTier, Tiers, latest, load_state_dict, read, scan_steps, verify
-from bytecheckpoint.storage.memory.client import disconnect, holders, stop_holder
+from bytecheckpoint.storage.memory.connection import disconnect, holders, stop_holder
 
 LIMIT_S = 60.0
 NUM_KILLS = 8

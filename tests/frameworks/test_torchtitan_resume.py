@@ -15,7 +15,7 @@ from support.ranks import run_ranks
 from support.titan import Job, Layout, digests, same
 
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
-from bytecheckpoint.storage.memory.client import stop_holder
+from bytecheckpoint.storage.memory.connection import stop_holder
 from frameworks.titan_marks import needs_trainer
 
 MODES = ("disabled", "async", "async_with_pinned_mem")

@@ -13,7 +13,8 @@ from support.seaweedfs import SeaweedFS
 from support.web_site import Site
 
 from bytecheckpoint import Config
-from bytecheckpoint.storage.memory.client import HolderClient, stop_holder
+from bytecheckpoint.storage.memory.client import HolderClient
+from bytecheckpoint.storage.memory.connection import stop_holder
 from storage.contract import READING, WRITING
 from storage.places import Place
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bytecheckpoint import MemoryTier, Tiers, scan_steps
-from bytecheckpoint.storage.memory.client import HolderClient, stop_holder
+from bytecheckpoint.storage.memory.client import HolderClient
+from bytecheckpoint.storage.memory.connection import stop_holder
 
 __all__ = ["in_memory", "tiers"]
 

@@ -54,14 +54,15 @@ def test_requests_at_random(requests: list[tuple[dict[str, Any], bool]]) -> None
     put(holder, 0, "kept/.metadata", stays=True)
     for request, has_fd in requests:
         fd = os.memfd_create("sent") if has_fd else None
-        answer, _ = holder.answer(1, request, fd)
+        answer, came = holder.answer(1, request, fd)
+        if came is not None:
+            os.close(came)
         json.dumps(answer)
         if "errno" in answer:
             assert isinstance(answer["why"], str)
     holder.left(1)
     names = [each["path"] for each in holder.answer(0, {"op": "list", "below": ""}, None)[0]["objects"]]
     holder.answer(0, {"op": "delete", "names": names, "spares": False}, None)
-    holder.answer(0, {"op": "head", "name": "a"}, None)  # closes what went along with the answer before
     assert holder.num_bytes == 0
     holder.close()
     assert descriptors() == before
@@ -101,3 +102,19 @@ def test_messages_that_are_none() -> None:
         assert received == ({"op": "x" * 100_000}, None)
         ours.close()
         assert receive(theirs) is None
+
+
+def test_files_whose_mark_was_freed_go_with_the_process_that_freed_it() -> None:
+    """It frees the files next; if it is killed in between, nobody would look for them."""
+    holder = Holder()
+    holder.connected(0)
+    holder.connected(1)
+    for name in ("step-1/__0_0.0123456789abcdef.distcp", "step-1/.metadata", "step-2/.metadata"):
+        put(holder, 0, name, stays=name.endswith("a"))
+    holder.answer(1, {"op": "delete", "names": ["step-1/.metadata"], "spares": False}, None)
+    assert holder.num_bytes == 8
+    holder.left(1)
+    assert holder.num_bytes == 4
+    holder.left(0)
+    assert holder.num_bytes == 4
+    holder.close()

@@ -24,8 +24,10 @@ from bytecheckpoint import (
 )
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _C
-from bytecheckpoint.storage.memory import client
-from bytecheckpoint.storage.memory.client import HolderClient, disconnect, holders, stop_holder
+from bytecheckpoint.storage.memory import connection
+from bytecheckpoint.storage.memory.client import HolderClient
+from bytecheckpoint.storage.memory.connection import disconnect, holders, stop_holder
+from bytecheckpoint.storage.memory.messages import VERSION
 
 __all__ = ["tiers"]
 
@@ -86,7 +88,7 @@ def test_what_was_not_committed_goes_with_its_process(tiers: Tiers) -> None:
 def test_a_holder_that_dies(tiers: Tiers, tmp_path: Path) -> None:
     """The next save starts another one; what was in memory is gone, and on disk."""
     save(tiers, 1)
-    pid = HolderClient(tiers.in_memory)._asked({"op": "hello", "version": 1, "most_bytes": 0})["pid"]
+    pid = HolderClient(tiers.in_memory)._asked({"op": "hello", "version": VERSION, "most_bytes": 0})["pid"]
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z")
     assert loaded(tiers, 1) == (1, f"{tmp_path}/near/step-1")
@@ -95,8 +97,8 @@ def test_a_holder_that_dies(tiers: Tiers, tmp_path: Path) -> None:
 
 
 def test_a_holder_of_another_version(tiers: Tiers) -> None:
-    with pytest.raises(OSError, match="it is of version 1, and this process of 2: bcp holder stop"):
-        HolderClient(tiers.in_memory)._asked({"op": "hello", "version": 2, "most_bytes": 0})
+    with pytest.raises(OSError, match=f"it is of version {VERSION}, and this process of {VERSION + 1}: bcp"):
+        HolderClient(tiers.in_memory)._asked({"op": "hello", "version": VERSION + 1, "most_bytes": 0})
     for request in ({}, {"op": "nothing"}, {"op": "get"}, {"op": "put", "name": "a", "stays": True}, {"op": "reserve"}):
         with pytest.raises(OSError, match=r"does not know|Error: "):
             HolderClient(tiers.in_memory)._asked(request)
@@ -106,11 +108,11 @@ def test_a_holder_of_another_version(tiers: Tiers) -> None:
 def test_a_holder_that_is_of_no_use(tiers: Tiers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another version, or of another user: nothing is taken from it, and the disk is as good as without memory."""
     save(tiers, 1)
-    for name, value in (("VERSION", 2), ("is_of_this_user", lambda peer: False)):
+    for name, value in (("VERSION", VERSION + 1), ("is_of_this_user", lambda peer: False)):
         disconnect(tiers.in_memory.rpartition("/")[2])
-        monkeypatch.setattr(client, name, value)
+        monkeypatch.setattr(connection, name, value)
         assert loaded(tiers, 1) == (1, f"{tmp_path}/near/step-1")
-        with pytest.warns(RuntimeWarning, match="taking .*near/step-1: .*(of version 1|of another user)"):
+        with pytest.warns(RuntimeWarning, match=f"taking .*near/step-1: .*(of version {VERSION}|of another user)"):
             assert latest(tiers) == f"{tmp_path}/near/step-1"
         assert save(tiers, 1).tier == "near"
         monkeypatch.undo()

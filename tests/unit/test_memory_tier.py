@@ -36,7 +36,8 @@ from bytecheckpoint import (
 )
 from bytecheckpoint.dcp import memory_first
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError, SaveFailedError
-from bytecheckpoint.storage.memory.client import HolderClient, stop_holder
+from bytecheckpoint.storage.memory.client import HolderClient
+from bytecheckpoint.storage.memory.connection import stop_holder
 
 __all__ = ["tiers"]
 

@@ -3,223 +3,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import socket
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.native import _core
-from bytecheckpoint.runtime.per_process import PerProcess
-from bytecheckpoint.storage.memory.messages import VERSION, address_of, is_of_this_user, receive, send
+from bytecheckpoint.storage.memory.connection import connection_to
+from bytecheckpoint.storage.memory.machine_memory import require_memory
+from bytecheckpoint.storage.memory.peers import is_data_file, peers_of
 from bytecheckpoint.storage.object_store.conditions import AS_GIVEN, Conditions
 from bytecheckpoint.storage.object_store.entries import Entry, is_tombstone
-from bytecheckpoint.storage.object_store.urls import HELD, joined
+from bytecheckpoint.storage.object_store.urls import joined
 
-__all__ = [
-    "HolderClient",
-    "HolderOptions",
-    "disconnect",
-    "end_holders",
-    "holders",
-    "set_options",
-    "stop_holder",
-    "url_of_run",
-]
-
-_STARTS_WITHIN_S, _BETWEEN_TRIES_S = 20.0, 0.02
-_SPARE_BYTES = 256 << 20  # of the machine, are left to what else it does
-
-
-@dataclass(frozen=True)
-class HolderOptions:
-    """How a holder is started.
-
-    Attributes:
-        most_bytes: Most bytes that it holds; 0 for no limit; None leaves the limit as it is.
-        linger_s: Seconds for which it stays when the last process has died.
-    """
-
-    most_bytes: int | None = None
-    linger_s: float = 1800.0
-
-
-def url_of_run(run: str) -> str:
-    """Returns the URL of a run in memory."""
-    return f"{HELD}://{run}"
-
-
-class _Connection:
-    """The socket to the holder of one run. Thread-safe."""
-
-    def __init__(self, run: str) -> None:
-        self.run = run
-        self.options = HolderOptions()
-        self._said: HolderOptions | None = None  # to the holder that it is connected to
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-
-    def ask(self, request: dict[str, Any], fd: int | None = None, *, starts: bool = False) -> tuple[Any, int | None]:
-        """Returns the answer, and a descriptor that came along.
-
-        Args:
-            request: What is asked for.
-            fd: A descriptor to go along.
-            starts: Whether a holder is started if there is none.
-
-        Raises:
-            OSError: There is no holder (ECONNREFUSED), it has gone, or it refuses.
-        """
-        with self._lock:
-            was_connected = self._socket is not None
-            answered = self._asked(request, fd, starts)
-            if answered is None and was_connected:  # it has ended since
-                answered = self._asked(request, fd, starts)
-            if answered is None:
-                raise OSError(errno.ECONNRESET, f"the holder of {self.run} has gone")
-        answer, came = answered
-        if "errno" in answer:
-            raise OSError(answer["errno"], answer["why"])
-        return answer, came
-
-    def _asked(self, request: dict[str, Any], fd: int | None, starts: bool) -> tuple[dict[str, Any], int | None] | None:
-        peer = self._socket or self._connect(starts)
-        self._socket = peer
-        try:
-            if self._said != self.options:
-                self._hello(peer)
-            send(peer, request, fd)
-            answered = receive(peer)
-        except OSError:
-            answered = None
-        if answered is None:
-            peer.close()
-            self._socket = None
-        return answered
-
-    def _connect(self, starts: bool) -> socket.socket:
-        until = time.monotonic() + _STARTS_WITHIN_S
-        is_started = False
-        while True:
-            peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                peer.connect(address_of(self.run))
-                if not is_of_this_user(peer):
-                    raise PermissionError(errno.EACCES, f"the holder of {self.run} is of another user")
-                self._hello(peer)
-            except ConnectionRefusedError:
-                peer.close()
-                if not starts or time.monotonic() > until:
-                    raise
-                if not is_started:
-                    self._start()
-                    is_started = True
-                time.sleep(_BETWEEN_TRIES_S)
-                continue
-            except OSError:
-                peer.close()
-                raise
-            return peer
-
-    def _hello(self, peer: socket.socket) -> None:
-        said = self.options
-        send(peer, {"op": "hello", "version": VERSION, "most_bytes": said.most_bytes})
-        answered = receive(peer)
-        if answered is None:
-            raise ConnectionResetError(errno.ECONNRESET, f"the holder of {self.run} has gone")
-        if "errno" in answered[0]:
-            raise OSError(answered[0]["errno"], f"the holder of {self.run}: {answered[0]['why']}")
-        self._said = said
-
-    def _start(self) -> None:
-        # In a session of its own: what ends the processes of a training does not end it.
-        command = [sys.executable, "-m", "bytecheckpoint.storage.memory.holder", self.run, str(self.options.linger_s)]
-        null = subprocess.DEVNULL
-        subprocess.run(command, stdin=null, stdout=null, stderr=null, start_new_session=True, cwd="/", check=False)
-
-    def close(self) -> None:
-        """Closes the socket; the next request connects anew."""
-        with self._lock:
-            if self._socket is not None:
-                self._socket.close()
-            self._socket = None
-
-    def end(self) -> None:
-        """Says that this process needs nothing any more, if it was connected."""
-        with self._lock, contextlib.suppress(OSError):
-            if self._socket is not None:
-                self._asked({"op": "done", "is_done": True}, None, starts=False)
-
-
-_connections: PerProcess[dict[str, _Connection]] = PerProcess(dict)
-
-
-def set_options(url: str, options: HolderOptions) -> None:
-    """Notes how the holder of a run is started by this process.
-
-    Args:
-        url: What ``url_of_run`` returned.
-        options: See there.
-    """
-    _connection_to(url.partition("://")[2]).options = options
-
-
-def end_holders() -> None:
-    """Says to all holders that this process needs nothing any more: they end with the last of such processes."""
-    for connection in [*(_connections.if_made() or {}).values()]:
-        connection.end()
-
-
-def disconnect(run: str) -> None:
-    """Closes the connection of this process to the holder of a run, which need not stay for it."""
-    _connection_to(run).close()
-
-
-def holders() -> list[str]:
-    """Returns the runs that this user has holders of, on this machine and in this network namespace."""
-    prefix = "@" + address_of("")[1:]
-    names = (line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:])
-    return sorted({name.removeprefix(prefix) for name in names if name.startswith(prefix)})
-
-
-def stop_holder(run: str) -> bool:
-    """Ends the holder of a run, and with it all that it holds. Returns whether there was one.
-
-    Raises:
-        OSError: It refuses, or does not end.
-    """
-    _connection_to(run).close()
-    was_there = False
-    until = time.monotonic() + _STARTS_WITHIN_S
-    while time.monotonic() < until:
-        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as peer:
-            try:
-                peer.connect(address_of(run))
-                was_there = True
-                send(peer, {"op": "stop"})
-                answered = receive(peer)
-            except ConnectionRefusedError:
-                return was_there
-            except OSError:  # it is ending
-                answered = None
-        if answered is not None:
-            raise OSError(answered[0].get("errno", errno.EBUSY), f"the holder of {run} does not stop")
-        time.sleep(_BETWEEN_TRIES_S)
-    raise OSError(errno.EBUSY, f"the holder of {run} does not end")
-
-
-def _connection_to(run: str) -> _Connection:
-    connections = _connections.get()
-    return connections.setdefault(run, _Connection(run))
+__all__ = ["HolderClient"]
 
 
 class HolderClient:
@@ -236,22 +34,37 @@ class HolderClient:
     def __init__(self, url: str) -> None:
         self.url = url
         run, _, self._prefix = url.partition("://")[2].partition("/")
-        self._to = _connection_to(run)
+        self._to = connection_to(run)
         self.num_requests = 0
         self.on_request: Callable[[int, int], None] | None = None
 
     # What the engine calls; see csrc/io/object_store.h.
 
     def open(self, name: str) -> tuple[int, str]:
-        """Returns the size of an object in bytes, and its version."""
-        meta = self.head(name)
-        if meta is None or is_tombstone(meta):
-            raise FileNotFoundError(errno.ENOENT, "there is no such object")
-        return meta["size"], meta["e_tag"]
+        """Returns the size of a data file of another machine in bytes, and its version: where it is, and its ETag."""
+        peers = peers_of(self._to.run)
+        found = None if peers is None else peers.find(self._key(name))
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "no holder that answers has it")
+        machine, meta = found
+        return meta["size"], f"{machine} {meta['e_tag']}"
+
+    def read(self, name: str, version: str, offset: int, num_bytes: int) -> bytes | bytearray:
+        """Returns bytes of what ``open`` has found."""
+        machine, _, e_tag = version.partition(" ")
+        peers = peers_of(self._to.run)
+        if peers is None:
+            raise FileNotFoundError(errno.ENOENT, "it is in the memory of another machine")
+        return peers.read(int(machine), self._key(name), e_tag, offset, num_bytes)
 
     def descriptor(self, name: str) -> int:
-        """Returns a descriptor of an object, which the caller closes."""
-        meta, fd = self._got(name)
+        """Returns a descriptor of an object, which the caller closes; -1 for a data file that others may have."""
+        try:
+            meta, fd = self._got(name)
+        except FileNotFoundError:
+            if is_data_file(name) and peers_of(self._to.run) is not None:
+                return -1
+            raise
         if is_tombstone(meta):
             os.close(fd)
             raise FileNotFoundError(errno.ENOENT, "it was removed")
@@ -264,13 +77,7 @@ class HolderClient:
 
     def reserve(self, name: str, num_bytes: int, there: int = 0) -> None:
         """Asks for memory, of the holder and of the machine; of the latter without ``there`` bytes, which it has."""
-        left, missing = _core.available_memory_bytes(), max(0, num_bytes - there)
-        if missing and 0 <= left < missing + _SPARE_BYTES:
-            raise OSError(
-                errno.ENOMEM,
-                f"{missing:,} bytes are needed, and {_SPARE_BYTES:,} for what else the machine does, but {left:,} are "
-                "available",
-            )
+        require_memory(num_bytes, there)
         self._asked({"op": "reserve", "name": self._key(name), "bytes": num_bytes}, starts=True)
 
     def keep(self, name: str, fd: int) -> None:
@@ -282,8 +89,37 @@ class HolderClient:
         self._asked_if_there({"op": "discard", "below": f"{self._prefix}/"})
 
     def names(self, folder: str = "") -> list[str]:
-        """Returns the names right below ``folder``, of objects and of folders; without tombstones."""
-        return [each.name for each in self.entries(folder) if not each.is_tombstone] + self.folders(folder)
+        """Returns the names right below ``folder``, of objects and of folders; without tombstones.
+
+        With the data files of other machines, as far as it was said what they have.
+        """
+        own = [each.name for each in self.entries(folder) if not each.is_tombstone] + self.folders(folder)
+        peers = peers_of(self._to.run)
+        return own if peers is None else [*dict.fromkeys([*own, *peers.names_in(self._key(folder))])]
+
+    # Of the holder itself.
+
+    def listen(self, address: str, token: bytes) -> int:
+        """Makes the holder listen for other machines, and starts it if there is none.
+
+        Args:
+            address: IP address of this machine.
+            token: Whom it lets in.
+
+        Returns:
+            The port.
+        """
+        port: int = self._asked({"op": "listen", "address": address, "token": token.hex()}, starts=True)["port"]
+        return port
+
+    @property
+    def run(self) -> str:
+        """The run in memory that the objects are of."""
+        return self._to.run
+
+    def key(self, name: str) -> str:
+        """Returns the name in the run of an object."""
+        return self._key(name)
 
     # What Python calls.
 

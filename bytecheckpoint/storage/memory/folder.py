@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from bytecheckpoint.config import Config
+from bytecheckpoint.storage.memory.peers import peers_of
 from bytecheckpoint.storage.object_store.folder import StoreFolder
 
 __all__ = ["MemoryFolder"]
@@ -19,7 +20,6 @@ class MemoryFolder(StoreFolder):
     """
 
     orders_commits = True
-    is_of_one_machine = True
     num_at_once = 1
     is_best_read_together = False
     may_read_late = False
@@ -28,6 +28,10 @@ class MemoryFolder(StoreFolder):
     def __init__(self, place: str) -> None:
         super().__init__(place)
         self.keeps_notes = False  # of a process that died, nothing stays
+
+    @property
+    def is_of_one_machine(self) -> bool:  # type: ignore[override]
+        return peers_of(str(self.place).partition("://")[2].partition("/")[0]) is None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MemoryFolder, (self.place,)

@@ -5,6 +5,8 @@ It knows objects: a name, and a file in memory (memfd), which readers get for re
 file, whoever made it: so a process that trains may die, and the object stays. An object that no commit mark stands
 beside goes with the process that made it. The files of a state that is not needed any more are spare: the next state is
 written over them, which takes half the time that new pages take.
+
+Peers are processes of other machines. They come by ``PeerService``, once a process of this machine asks for it.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from bytecheckpoint.storage.memory.messages import VERSION, address_of, is_of_this_user, receive, send
+from bytecheckpoint.storage.memory.messages import VERSION, address_of, is_of_this_user, receive, refusal, send
+from bytecheckpoint.storage.memory.peer_frames import require_token
+from bytecheckpoint.storage.memory.peer_service import PeerService
 
 __all__ = ["Holder", "main"]
 
@@ -44,6 +49,7 @@ class _Object:
 
 @dataclass
 class _Peer:
+    is_local: bool
     is_done: bool = False
     reserved: dict[str, int] = field(default_factory=dict)
 
@@ -51,18 +57,26 @@ class _Peer:
 class Holder:
     """The objects, and what is done with them. Each request gets one answer; one that fails says errno and why.
 
+    Not thread-safe: once it listens for peers, it is used under its lock alone. Processes of this machine have the
+    numbers that the caller gives them, from 0; peers have numbers below 0.
+
     Args:
         most_bytes: Most bytes of all objects; 0 for no limit.
+
+    Attributes:
+        lock: Held around each use.
     """
 
     def __init__(self, most_bytes: int = 0) -> None:
+        self.lock = threading.Lock()
         self._most_bytes = most_bytes
         self._objects: dict[str, _Object] = {}
         self._peers: dict[int, _Peer] = {}
         self._num_made = 0
         self._last_at = 0.0
         self._spares: list[tuple[str, int]] = []  # last names of what they were, and descriptors
-        self._given: list[int] = []  # descriptors that have gone along with an answer, and are not needed here
+        self._service: PeerService | None = None
+        self._numbers_of_peers = itertools.count(-1, -1)
         self._calls = {
             "hello": self._hello,
             "spare": self._spare,
@@ -74,6 +88,7 @@ class Holder:
             "delete": self._delete,
             "discard": self._discard,
             "done": self._done,
+            "listen": self._listen,
             "stop": self._stop,
         }
 
@@ -83,19 +98,27 @@ class Holder:
         return sum(each.num_bytes for each in self._objects.values())
 
     @property
-    def has_peers(self) -> bool:
-        """Whether a process is connected."""
-        return bool(self._peers)
+    def has_processes(self) -> bool:
+        """Whether a process of this machine is connected."""
+        return any(each.is_local for each in self._peers.values())
 
     def close(self) -> None:
-        """Frees everything."""
-        for fd in [*(each.fd for each in self._objects.values()), *(fd for _, fd in self._spares), *self._given]:
+        """Frees everything, and ends the connections of peers. The caller does not hold the lock."""
+        if self._service is not None:
+            self._service.close()
+        for fd in [*(each.fd for each in self._objects.values()), *(fd for _, fd in self._spares)]:
             os.close(fd)
-        self._objects, self._spares, self._given = {}, [], []
+        self._objects, self._spares, self._service = {}, [], None
 
     def connected(self, peer: int) -> None:
-        """Notes a process."""
-        self._peers[peer] = _Peer()
+        """Notes a process of this machine."""
+        self._peers[peer] = _Peer(is_local=True)
+
+    def connected_remotely(self) -> int:
+        """Notes a peer, and returns its number."""
+        number = next(self._numbers_of_peers)
+        self._peers[number] = _Peer(is_local=False)
+        return number
 
     def left(self, peer: int) -> bool:
         """Notes that a process has gone. Returns whether it had said that it needs nothing any more."""
@@ -111,19 +134,15 @@ class Holder:
             fd: A descriptor that came along; it is the holder's now.
 
         Returns:
-            The answer, and a descriptor to go along, which stays the holder's.
+            The answer, and a descriptor to go along, which the caller closes.
         """
-        while self._given:
-            os.close(self._given.pop())
         is_kept = False
         try:
             call = self._calls.get(request.get("op", ""), self._unknown)
             answered: tuple[dict[str, Any], int | None] = call(peer, request, fd)
             is_kept = call == self._put
-        except OSError as error:
-            answered = {"errno": error.errno, "why": str(error.strerror)}, None
         except Exception as error:  # whatever a process asks for, the others keep what they have
-            answered = {"errno": errno.EINVAL, "why": f"{type(error).__name__}: {error}"}, None
+            answered = refusal(error), None
         if fd is not None and not is_kept:
             os.close(fd)
         return answered
@@ -141,16 +160,24 @@ class Holder:
         return {"pid": os.getpid()}, None
 
     def _spare(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        return {}, self.take_spare(str(request["name"]))
+
+    def take_spare(self, name: str) -> int | None:
+        """Returns the descriptor of a file to write over, which is the caller's; None if there is none.
+
+        Args:
+            name: Of the object to be. What had the same name in another save has its size, too.
+        """
         if not self._spares:
-            return {}, None
-        last = _last_of(str(request["name"]))
+            return None
+        last = _last_of(name)
         at = next((at for at, (name, _) in enumerate(self._spares) if name == last), 0)
-        _, spare = self._spares.pop(at)
-        self._given.append(spare)
-        return {}, spare
+        return self._spares.pop(at)[1]
 
     def _reserve(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         name, num_bytes = str(request["name"]), int(request["bytes"])
+        if num_bytes < 0:
+            raise ValueError(f"{num_bytes} bytes cannot be promised")
         promised = sum(sum(each.reserved.values()) for each in self._peers.values())
         if self._most_bytes and self.num_bytes + promised + num_bytes > self._most_bytes:
             raise OSError(
@@ -160,6 +187,10 @@ class Holder:
             )
         self._peers[peer].reserved[name] = num_bytes
         return {}, None
+
+    def release(self, peer: int, name: str) -> None:
+        """Takes back the promise of memory for an object, if there is one."""
+        self._peers[peer].reserved.pop(name, None)
 
     def _put(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         name = str(request["name"])
@@ -183,7 +214,7 @@ class Holder:
         if there is not None:
             os.close(there.fd)
         self._objects[name] = made
-        self._peers[peer].reserved.pop(name, None)
+        self.release(peer, name)
         self._peers[peer].is_done = False
         if last == _MARK:  # what it names stays with it
             for other, each in self._objects.items():
@@ -196,9 +227,12 @@ class Holder:
         answer = self._of(name)
         found = self._objects[name]
         found.readers.add(peer)
-        readable = os.open(f"/proc/self/fd/{found.fd}", os.O_RDONLY | os.O_CLOEXEC)
-        self._given.append(readable)
-        return answer, readable
+        return answer, os.open(f"/proc/self/fd/{found.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def has_read(self, peer: int, name: str) -> None:
+        """Notes that a peer has closed the descriptor of an object that it was given."""
+        if name in self._objects:
+            self._objects[name].readers.discard(peer)
 
     def _head(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         return self._of(str(request["name"])), None
@@ -212,6 +246,10 @@ class Holder:
         spares = [(_last_of(name), os.dup(self._objects[name].fd)) for name in names if self._is_spare(name)]
         for name in names:
             self._drop(name)
+        unmarked = {name.rpartition("/")[0] for name in names if _last_of(name) == _MARK}
+        for name, each in self._objects.items():
+            if name.rpartition("/")[0] in unmarked:  # nobody would look for it any more
+                each.owner = peer
         if request["spares"] and spares:
             self._spares, spares = spares, self._spares  # those before were of no use
         for _, spare in spares:
@@ -219,11 +257,15 @@ class Holder:
         return {}, None
 
     def _is_spare(self, name: str) -> bool:
-        """Whether nobody else reads an object: a process that saved has only looked whether all is there."""
+        """Whether nobody reads an object: a process that saved it has only looked whether all is there.
+
+        A peer is noted for as long as its answer is on its way, so that it reads whatever else it did.
+        """
         each = self._objects[name]
         folder = name.rpartition("/")[0]
         makers = {of.maker for other, of in self._objects.items() if other.startswith(f"{folder}/")}
-        return _last_of(name) != _MARK and (each.readers & self._peers.keys()) <= makers
+        readers = each.readers & self._peers.keys()
+        return _last_of(name) != _MARK and all(number in makers and self._peers[number].is_local for number in readers)
 
     def _discard(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         below = str(request["below"])
@@ -236,6 +278,18 @@ class Holder:
     def _done(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         self._peers[peer].is_done = bool(request["is_done"])
         return {}, None
+
+    def _listen(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
+        address, token = str(request["address"]), bytes.fromhex(request["token"])
+        require_token(token)
+        service = self._service
+        if service is None or service.address != address:
+            service = PeerService(self, self.lock, address)
+            if self._service is not None:
+                self._service.close(waits=False)  # its threads need the lock, which is held here
+            self._service = service
+        service.allow(token)
+        return {"port": service.port}, None
 
     def _stop(self, peer: int, request: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], int | None]:
         raise SystemExit
@@ -264,7 +318,8 @@ def _last_of(name: str) -> str:
 def serve(address: str, linger_s: float) -> None:
     """Serves the processes of this machine, and of this user, until nobody needs the objects any more.
 
-    That is: the last process has said so before it went, or went ``linger_s`` ago; or somebody says ``stop``.
+    That is: the last process has said so before it went, or went ``linger_s`` ago; or somebody says ``stop``. Peers do
+    not count: what they have put is for the processes of this machine, or for a training that has ended.
 
     Raises:
         OSError: Another holder has the address.
@@ -283,7 +338,8 @@ def serve(address: str, linger_s: float) -> None:
                     accepted, _ = listener.accept()
                     if is_of_this_user(accepted):
                         number = next(numbers)
-                        holder.connected(number)
+                        with holder.lock:
+                            holder.connected(number)
                         selector.register(accepted, selectors.EVENT_READ, number)
                     else:
                         accepted.close()
@@ -292,11 +348,14 @@ def serve(address: str, linger_s: float) -> None:
                 continue
             selector.unregister(peer)
             peer.close()
-            is_over = holder.left(number)
+            with holder.lock:
+                is_over, has_others = holder.left(number), holder.has_processes
             alone_since = time.monotonic()
-            if is_over and not holder.has_peers:
+            if is_over and not has_others:
                 return
-        if not holder.has_peers and time.monotonic() - alone_since > linger_s:
+        with holder.lock:
+            has_others = holder.has_processes
+        if not has_others and time.monotonic() - alone_since > linger_s:
             return
 
 
@@ -306,7 +365,13 @@ def _serve_one(holder: Holder, peer: socket.socket, number: int) -> bool:
         received = receive(peer)
         if received is None:
             return False
-        send(peer, *holder.answer(number, *received))
+        with holder.lock:
+            answer, fd = holder.answer(number, *received)
+        try:
+            send(peer, answer, fd)
+        finally:
+            if fd is not None:
+                os.close(fd)
     except Exception:  # also of a message that no process of ours sends
         return False
     return True

@@ -7,15 +7,16 @@ is too long for one goes as a file in memory. Bytes of objects are never in a me
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import struct
 from typing import Any
 
-__all__ = ["PREFIX", "VERSION", "address_of", "is_of_this_user", "receive", "send"]
+__all__ = ["PREFIX", "VERSION", "address_of", "is_of_this_user", "receive", "refusal", "send"]
 
-VERSION = 1
+VERSION = 2
 PREFIX = "bytecheckpoint-holder"
 
 _MOST_BYTES = 32 << 10
@@ -33,6 +34,13 @@ def is_of_this_user(peer: socket.socket) -> bool:
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     uid: int = _CREDENTIALS.unpack(credentials)[1]
     return uid == os.getuid()
+
+
+def refusal(error: Exception) -> dict[str, Any]:
+    """Returns the answer to a request that failed."""
+    if isinstance(error, OSError):
+        return {"errno": error.errno or errno.EIO, "why": str(error.strerror or error)}
+    return {"errno": errno.EINVAL, "why": f"{type(error).__name__}: {error}"}
 
 
 def send(peer: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:

@@ -13,14 +13,13 @@
 #include "csrc/base/named_thread.h"
 #include "csrc/format/data_file.h"
 #include "csrc/io/file.h"
+#include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::engine {
 namespace {
 
 using base::Phase;
 using base::Status;
-
-using format::kBlockBytes;  // of a piece: its CRC is known, and it fits into the cache of a core
 
 /// Sums up how long the pieces of a segment took in each phase, and adds them to a lane at the end.
 class PhaseTimes {
@@ -61,7 +60,7 @@ class PhaseTimes {
 /// One thread, and what it uses again for each segment.
 struct MemoryLoad::Worker {
   base::TraceLane* lane;
-  std::vector<uint8_t> buffer = std::vector<uint8_t>(kBlockBytes);
+  std::vector<uint8_t> buffer{};
   std::vector<planner::ReadSegment> pieces{};
 };
 
@@ -108,20 +107,21 @@ std::optional<io::ReadRequest> MemoryLoad::take() {
   return std::nullopt;
 }
 
-void MemoryLoad::divide(const io::ReadRequest& request, std::vector<planner::ReadSegment>* pieces) const {
+void MemoryLoad::divide(const io::ReadRequest& request, int64_t piece_bytes,
+                        std::vector<planner::ReadSegment>* pieces) const {
   const planner::ReadSegment& segment = segments_[request.tag];
-  const auto num_pieces = static_cast<size_t>((request.wanted + kBlockBytes - 1) / kBlockBytes);
+  const auto num_pieces = static_cast<size_t>((request.wanted + piece_bytes - 1) / piece_bytes);
   pieces->resize(std::max(pieces->size(), num_pieces));
   for (size_t p = 0; p < num_pieces; ++p) {
     planner::ReadSegment& piece = (*pieces)[p];
     piece.file = segment.file;
-    piece.offset = request.offset + static_cast<int64_t>(p) * kBlockBytes;
-    piece.bytes = std::min(kBlockBytes, request.offset + request.wanted - piece.offset);
+    piece.offset = request.offset + static_cast<int64_t>(p) * piece_bytes;
+    piece.bytes = std::min(piece_bytes, request.offset + request.wanted - piece.offset);
     piece.wanted.clear();
   }
   for (const uint32_t index : segment.wanted) {
     const auto [begin, end] = destinations_->range_in_file(index);
-    const int64_t first = std::max<int64_t>(begin - request.offset, 0) / kBlockBytes;
+    const int64_t first = std::max<int64_t>(begin - request.offset, 0) / piece_bytes;
     for (auto p = static_cast<size_t>(first); p < num_pieces && (*pieces)[p].offset < end; ++p) {
       (*pieces)[p].wanted.push_back(index);
     }
@@ -129,11 +129,15 @@ void MemoryLoad::divide(const io::ReadRequest& request, std::vector<planner::Rea
 }
 
 Status MemoryLoad::read(const io::ReadRequest& request, Worker* worker) const {
-  divide(request, &worker->pieces);
+  const bool is_here = request.file->is_in_memory() || request.file->on_disk() != nullptr;
+  // A block's CRC is known, and it fits into the cache of a core.
+  const int64_t piece_bytes = is_here ? format::kBlockBytes : staging::kSlotBytes;
+  worker->buffer.resize(std::max(worker->buffer.size(), static_cast<size_t>(piece_bytes)));
+  divide(request, piece_bytes, &worker->pieces);
   const auto file = files_->find(segments_[request.tag].file);  // `source_` has opened it
   PhaseTimes times(worker->lane);
-  for (int64_t done = 0; done < request.wanted; done += kBlockBytes) {
-    const planner::ReadSegment& piece = worker->pieces[static_cast<size_t>(done / kBlockBytes)];
+  for (int64_t done = 0; done < request.wanted; done += piece_bytes) {
+    const planner::ReadSegment& piece = worker->pieces[static_cast<size_t>(done / piece_bytes)];
     uint8_t* const in_place = destinations_->memory_of(piece, *file);
     uint8_t* const to = in_place == nullptr ? worker->buffer.data() : in_place;
     BCP_RETURN_IF_ERROR(request.file->read_at(to, piece.bytes, piece.offset, piece.bytes).status());

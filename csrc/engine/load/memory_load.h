@@ -22,6 +22,8 @@ namespace bytecheckpoint::engine {
 ///     file --- pread ---> the caller's memory, if that takes all of the piece: CRC
 ///                    ---> else a buffer of 256 KiB --- CRC, copy ---> the caller's memory
 ///
+/// What is in the memory of another machine comes in whole segments, of which each thread asks for one.
+///
 /// So the bytes cross the memory bus twice; by way of the slots of a ring it is four times. Threads write to the
 /// caller's memory here, which is no danger: a read from memory ends, so there is no limit of time, and `run` returns
 /// when all of them have ended.
@@ -44,7 +46,7 @@ class MemoryLoad {
   /// Takes the next segment; nothing at the end, and after an error.
   std::optional<io::ReadRequest> take();
   /// Divides a segment into pieces, each with those that want bytes of it.
-  void divide(const io::ReadRequest& request, std::vector<planner::ReadSegment>* pieces) const;
+  void divide(const io::ReadRequest& request, int64_t piece_bytes, std::vector<planner::ReadSegment>* pieces) const;
   base::Status read(const io::ReadRequest& request, Worker* worker) const;
   /// Notes what became of `bytes` more bytes; the first failure ends the run. \returns how many have been read.
   int64_t note(base::Status outcome, int64_t bytes);

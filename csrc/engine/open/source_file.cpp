@@ -93,6 +93,17 @@ base::Result<std::shared_ptr<const SourceFile>> SourceFile::open(const std::stri
   return std::shared_ptr<const SourceFile>(std::move(source));
 }
 
+base::Result<std::shared_ptr<const SourceFile>> SourceFile::of_one_file(io::File* file) {
+  auto source = std::make_shared<SourceFile>();
+  source->path = file->path();
+  BCP_ASSIGN_OR_RETURN(const int64_t size, file->size());
+  BCP_ASSIGN_OR_RETURN(const format::DataTrailer trailer, read_trailer(*file, size));
+  source->has_checksums = true;
+  source->end_of_records = trailer.end_of_records;
+  BCP_ASSIGN_OR_RETURN(source->block_crcs, read_table(*file, trailer));
+  return std::shared_ptr<const SourceFile>(std::move(source));
+}
+
 base::Result<io::File> SourceFile::reopen(bool direct) const {
   format::FileEntry planned;
   planned.name = name;

@@ -30,6 +30,10 @@ struct SourceFile {
                                                               const format::Manifest& manifest,
                                                               const format::FileEntry& entry);
 
+  /// Reads what a data file of ours says of itself, if no manifest names it. It cannot be opened again.
+  /// \returns kCorrupt, also for any other file. kVersion. kStorage.
+  static base::Result<std::shared_ptr<const SourceFile>> of_one_file(io::File* file);
+
   /// Opens the file again, for reading. \returns kChanged for another version of another writer's file. kStorage.
   base::Result<io::File> reopen(bool direct) const;
   /// Compares whole blocks with their CRCs. \param offset  Of the first byte; a multiple of the block size. \returns

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in the memory of several machines: how their holders meet, and what each takes from the others.
+
+Each machine has the data files of its own ranks, and copies of those of others. The notes of a checkpoint, which are
+all but its data files, are on every machine, and its commit mark last: it makes what is beside it stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from errno import ENOENT
+from pathlib import Path
+
+import torch.distributed as dist
+
+from bytecheckpoint.config import Config
+from bytecheckpoint.distributed.agreement import all_together, gathered
+from bytecheckpoint.distributed.links import address_of, own_addresses
+from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError
+from bytecheckpoint.native import _core
+from bytecheckpoint.runtime.boot_id import boot_id
+from bytecheckpoint.storage.memory.client import HolderClient
+from bytecheckpoint.storage.memory.connection import run_of
+from bytecheckpoint.storage.memory.peers import Machine, Peers, is_data_file, meet, peers_of
+from bytecheckpoint.storage.names import is_mark
+from bytecheckpoint.storage.paths import below
+from bytecheckpoint.storage.save_ids import begin_of_save
+from bytecheckpoint.storage.small_files import storage_errors
+from bytecheckpoint.storage.tiers import MemoryTier, Tiers
+
+__all__ = ["Machines", "meet_to_load"]
+
+_TOKEN_BYTES = 32
+
+
+@dataclass
+class _Offer:
+    """What a machine says of its holder.
+
+    Attributes:
+        address: Where it listens.
+        begins: When the save of each checkpoint that it has a mark of began, by the folder in the run.
+        data_files: Names in the run of its data files.
+    """
+
+    address: tuple[str, int]
+    begins: Mapping[str, int]
+    data_files: Sequence[str]
+
+
+class Machines:
+    """The machines of the ranks of a group, in one call. Making it is collective over the group.
+
+    Args:
+        tiers: Places of the run, with memory.
+        group: The ranks; None for this one alone.
+        call: What is being done, and its path, for errors.
+        stall_timeout_s: See ``Config``.
+        looks: Whether they say what they have, for a load.
+
+    Attributes:
+        acts: Whether this rank acts for its machine: it is the lowest on it.
+        peers: The machines; None if this one is all.
+
+    Raises:
+        ConfigError: There are too few machines for the replicas.
+        CheckpointError: Machines cannot reach one another.
+    """
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        group: dist.ProcessGroup | None,
+        call: tuple[str, str],
+        stall_timeout_s: float,
+        looks: bool = False,
+    ) -> None:
+        assert tiers.memory is not None
+        self._stall_timeout_s = stall_timeout_s
+        self._tiers, self._memory, self._group, self._call = tiers, tiers.memory, group, call
+        self._run = run_of(tiers.in_memory)
+        self.acts = True
+        self.peers: Peers | None = None
+        self._offers: list[_Offer] = []
+        if group is None or group.size() == 1:
+            _refuse_too_few(self._memory, 1, call)
+            meet(self._run, None)
+        else:
+            self._meet(group, looks)
+
+    def _meet(self, group: dist.ProcessGroup, looks: bool) -> None:
+        known = peers_of(self._run)
+        token = secrets.token_bytes(_TOKEN_BYTES) if known is None else known.token
+        own = f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"  # where processes reach one holder
+        about = own, socket.gethostname(), self._memory.failure_domain, token if group.rank() == 0 else b""
+        said = gathered(group, *self._call, about)
+        ids = [each[0] for each in said]
+        _refuse_too_few(self._memory, len({*ids}), self._call)
+        self.acts = ids.index(own) == group.rank()
+        if len({*ids}) == 1:
+            meet(self._run, None)
+            return
+        token = said[0][3]
+        offer = all_together(group, *self._call, lambda: self._offer(token, looks) if self.acts else None)
+        offers = gathered(group, *self._call, offer)
+        self._offers = [each for each in offers if each is not None]
+        machines = [
+            Machine(said[rank][1], each.address, said[rank][2], tuple(r for r, of in enumerate(ids) if of == ids[rank]))
+            for rank, each in enumerate(offers)
+            if each is not None
+        ]
+        number = next(at for at, machine in enumerate(machines) if group.rank() in machine.ranks)
+        where = {name: at for at, of_one in enumerate(self._offers) for name in of_one.data_files}
+        if known is not None and known.machines == machines and known.token == token:
+            known.where = where if looks else known.where
+        else:
+            meet(self._run, Peers(machines, number, token, self._stall_timeout_s, where))
+        self.peers = peers_of(self._run)
+        all_together(group, *self._call, self._check_targets)
+
+    def _offer(self, token: bytes, looks: bool) -> _Offer:
+        address = _own_address(self._memory.interface, self._call)
+        held = HolderClient(self._tiers.in_memory)
+        with storage_errors("listen", self._tiers.in_memory):
+            port = held.listen(address, token)
+            names = [each.name for each in held.everything("")] if looks else []
+        folders = {name.rpartition("/")[0] for name in names if is_mark(name)}
+        begins = {folder: _begin_of(str(below(self._tiers.in_memory, *folder.split("/")))) for folder in folders}
+        # Without a mark beside them, files of a rank that has died may go at any time.
+        stay = [name for name in names if is_data_file(name) and name.rpartition("/")[0] in folders]
+        return _Offer((address, port), begins, stay)
+
+    def _check_targets(self) -> None:
+        assert self.peers is not None
+        try:
+            self.peers.targets(self._memory.replicas)
+        except ValueError as error:
+            raise ConfigError(f"{self._call[0]}({self._call[1]}): MemoryTier: {error}", self._call[1]) from None
+
+    def copy_files(self, path: str, names: Sequence[str]) -> None:
+        """Gives copies of what this rank has written to the machines behind its own, before it says so.
+
+        Args:
+            path: URL of the checkpoint.
+            names: Names of the files.
+
+        Raises:
+            StorageError: A machine refuses, or cannot be reached.
+        """
+        if self.peers is None:
+            return
+        held = HolderClient(path)
+        for name in names:
+            with storage_errors("copy", f"{path}/{name}"):
+                fd = held.descriptor(name)
+                try:
+                    for machine in self.peers.targets(self._memory.replicas):
+                        self.peers.put(machine, held.key(name), fd)
+                finally:
+                    os.close(fd)
+
+    def commit(self, path: str, names: Sequence[str]) -> None:
+        """Commits on all machines what the coordinator has committed on its own. Collective.
+
+        Args:
+            path: URL of the checkpoint.
+            names: Names of the files that this rank has written.
+
+        Raises:
+            CheckpointError: A machine could not take the notes; on all ranks.
+        """
+        if self.peers is None or self._group is None:
+            return
+        peers, group = self.peers, self._group
+        of_ranks: list[list[str]] = gathered(group, *self._call, [*names])
+        of_machines = [[name for rank in machine.ranks for name in of_ranks[rank]] for machine in peers.machines]
+
+        def on_this_machine() -> None:
+            if peers.own != 0:
+                self._take_notes(path, 0)
+            copied = [at for at in range(len(of_machines)) if peers.own in peers.targets(self._memory.replicas, at)]
+            self._check_held(path, [name for at in (peers.own, *copied) for name in of_machines[at]])
+
+        all_together(group, *self._call, lambda: on_this_machine() if self.acts else None)
+        peers.end_puts()
+        key = HolderClient(path).key
+        peers.where = {**peers.where, **{key(name): at for at, of_one in enumerate(of_machines) for name in of_one}}
+
+    def _check_held(self, path: str, names: Sequence[str]) -> None:
+        """Checks that a machine has what it is to have, now that a mark makes that stay: who sent it may have died.
+
+        Raises:
+            StorageError: It has not.
+        """
+        missing = {*names} - {each.name for each in HolderClient(path).entries()}
+        if missing:
+            raise StorageError(
+                f"save({path}): {socket.gethostname()} has not {min(missing)}: the rank that wrote it is gone",
+                path,
+                ENOENT,
+            )
+
+    def end(self) -> None:
+        """Frees copies at other machines of a save that was not committed."""
+        if self.peers is not None:
+            self.peers.end_puts()
+
+    def adopt(self) -> None:
+        """Takes the notes of checkpoints that only other machines have, so that each machine knows of all. Collective.
+
+        Raises:
+            CheckpointError: A machine could not take them; on all ranks.
+        """
+        if self.peers is None or self._group is None:
+            return
+        all_together(self._group, *self._call, self._adopt)
+
+    def _adopt(self) -> None:
+        assert self.peers is not None
+        if not self.acts:
+            return
+        own = self._offers[self.peers.own].begins
+        for folder in dict.fromkeys(folder for offer in self._offers for folder in offer.begins):
+            begins = [offer.begins.get(folder, -1) for offer in self._offers]
+            newest = begins.index(max(begins))
+            if begins[newest] > own.get(folder, -1):
+                self._take_notes(str(below(self._tiers.in_memory, *folder.split("/"))), newest)
+
+    def _take_notes(self, path: str, machine: int) -> None:
+        assert self.peers is not None
+        held = HolderClient(path)
+        beginning = f"{held.key('')}/"
+        with storage_errors("copy", path):
+            names = [name.removeprefix(beginning) for name in self.peers.names(machine, beginning)]
+            for name in sorted((name for name in names if not is_data_file(name)), key=is_mark):
+                held.put(name, self.peers.get(machine, held.key(name)))
+
+
+def meet_to_load(tiers: object, group: dist.ProcessGroup | None, what: str, config: Config) -> None:
+    """Makes this machine know all that the machines of a group have of a run in memory. Collective over ``group``.
+
+    Args:
+        tiers: ``Tiers``, or the path of a step in them; of anything else, nothing is done.
+        group: A group of our own; None for this rank alone.
+        what: What is being done, for errors.
+        config: Settings of the load.
+
+    Raises:
+        CheckpointError: Machines cannot reach one another.
+    """
+    tiers = getattr(tiers, "tiers", tiers)
+    if not isinstance(tiers, Tiers) or tiers.memory is None or group is None or group.size() == 1:
+        return
+    tiers.open()
+    without_replicas = replace(tiers, memory=replace(tiers.memory, replicas=0))  # a smaller job can load
+    Machines(without_replicas, group, (what, tiers.in_memory), config.stall_timeout_s, looks=True).adopt()
+
+
+def _begin_of(path: str) -> int:
+    """Returns when the save of a checkpoint in memory began; -1 if it is damaged."""
+    with contextlib.suppress(CheckpointError):
+        return begin_of_save(_core.Checkpoint.open(path, max_whole_bytes=0).save_id)
+    return -1
+
+
+def _own_address(interface: str, call: tuple[str, str]) -> str:
+    try:
+        return address_of(interface) if interface else own_addresses()[0]
+    except OSError as error:
+        raise ConfigError(
+            f"{call[0]}({call[1]}): MemoryTier(interface={interface!r}): {error.strerror}", call[1]
+        ) from None
+
+
+def _refuse_too_few(memory: MemoryTier, num_machines: int, call: tuple[str, str]) -> None:
+    if memory.replicas >= num_machines:
+        here = (
+            "the ranks that are known are on one machine"
+            if num_machines == 1
+            else f"the ranks are on {num_machines} machines"
+        )
+        raise ConfigError(
+            f"{call[0]}({call[1]}): MemoryTier(replicas={memory.replicas}): {here}, and each copy goes to another one "
+            "than those that have the state: pass fewer replicas, or start ranks on more machines",
+            call[1],
+        )

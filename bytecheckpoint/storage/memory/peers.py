@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Peers``: what the holders of other machines have of a run, and what goes to them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from bytecheckpoint.runtime.per_process import PerProcess
+from bytecheckpoint.storage.memory.peer_frames import (
+    MOST_HEADER_BYTES,
+    enter,
+    receive_frame,
+    receive_into,
+    send_file,
+    send_frame,
+)
+
+__all__ = ["Machine", "Peers", "is_data_file", "meet", "peers_of"]
+
+_CONNECTS_WITHIN_S = 10.0
+_MOST_A_REQUEST = 32 << 20
+_DATA_FILE = re.compile(r"__(\d+)_\d+\.[0-9a-f]{16}\.distcp")
+
+
+def is_data_file(name: str) -> bool:
+    """Whether a name is that of the data file of a rank, which one machine has, and those with a copy."""
+    return _DATA_FILE.fullmatch(name.rpartition("/")[2]) is not None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine with a holder.
+
+    Attributes:
+        host: Its name, for messages.
+        address: Where its holder listens: an IP address and a port.
+        domain: What it shares the fate of; "" for itself alone.
+        ranks: The ranks on it, ascending.
+    """
+
+    host: str
+    address: tuple[str, int]
+    domain: str
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.host} ({self.address[0]}:{self.address[1]})"
+
+
+class _Connection:
+    """A connection to the holder of another machine, by one thread at a time."""
+
+    def __init__(self, machine: Machine, token: bytes, moves_within_s: float) -> None:
+        self.machine = machine
+        try:
+            self._socket = socket.create_connection(machine.address, timeout=_CONNECTS_WITHIN_S)
+        except OSError as error:
+            raise OSError(
+                error.errno or errno.ETIMEDOUT, f"the holder on {machine} cannot be reached: {error.strerror or error}"
+            ) from error
+        try:
+            enter(self._socket, token)
+            self._socket.settimeout(moves_within_s)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def ask(
+        self, request: dict[str, Any], body: bytes = b"", fd: int | None = None
+    ) -> tuple[dict[str, Any], bytes | bytearray]:
+        """Returns an answer and its body.
+
+        Args:
+            request: What is asked for.
+            body: Bytes that go along.
+            fd: Descriptor of a file that goes along, in place of ``body``.
+
+        Raises:
+            OSError: The holder refuses, has gone, or nothing moves any more.
+        """
+        try:
+            if fd is None:
+                send_frame(self._socket, request, body)
+            else:
+                send_file(self._socket, request, fd, os.fstat(fd).st_size)
+            answer, came = self._receive()
+        except (OSError, ValueError) as error:
+            self._socket.close()
+            raise OSError(
+                getattr(error, "errno", None) or errno.EIO, f"the holder on {self.machine}: {error}"
+            ) from error
+        if "errno" in answer:
+            raise OSError(answer["errno"], f"the holder on {self.machine}: {answer['why']}")
+        return answer, came
+
+    def _receive(self) -> tuple[dict[str, Any], bytearray]:
+        received = receive_frame(self._socket, MOST_HEADER_BYTES)
+        if received is None:
+            raise ConnectionResetError(errno.ECONNRESET, "it has gone")
+        answer, num_bytes = received
+        if num_bytes > _MOST_A_REQUEST:
+            raise ValueError(f"an answer with {num_bytes:,} bytes")
+        came = bytearray(num_bytes)
+        receive_into(self._socket, memoryview(came))
+        return answer, came
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket.fileno() >= 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@dataclass
+class Peers:
+    """The machines of a run, from one of them. Thread-safe.
+
+    Args:
+        machines: In the order of their lowest ranks.
+        own: Which of them this process is on.
+        token: What their holders let in who knows it.
+        moves_within_s: A machine fails if nothing moves on its connection for so many seconds.
+        where: Which machine has a data file, by its name in the run, as far as that was said.
+    """
+
+    machines: Sequence[Machine]
+    own: int
+    token: bytes = field(repr=False)
+    moves_within_s: float
+    where: Mapping[str, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _idle: dict[int, list[_Connection]] = field(default_factory=dict, repr=False)
+    _putting: dict[int, _Connection] = field(default_factory=dict, repr=False)
+
+    def targets(self, replicas: int, of: int | None = None) -> list[int]:
+        """Returns the machines that take copies of what one has: the next ones in the ring of other domains.
+
+        Args:
+            replicas: How many copies.
+            of: Which machine; None for this one.
+
+        Raises:
+            ValueError: There are not so many such machines.
+        """
+        of = self.own if of is None else of
+        ring = [(of + offset) % len(self.machines) for offset in range(1, len(self.machines))]
+        domains = {_domain(self.machines, of)}
+        found: list[int] = []
+        for machine in ring:
+            domain = _domain(self.machines, machine)
+            if domain not in domains and len(found) < replicas:
+                domains.add(domain)
+                found.append(machine)
+        if len(found) < replicas:
+            raise ValueError(
+                f"{self.machines[of]} has {len(found)} machines of other failure domains for {replicas} replicas"
+            )
+        return found
+
+    def put(self, machine: int, name: str, fd: int) -> None:
+        """Gives a machine a copy of a file, which it has compared with the checksums in it when this returns.
+
+        The copy goes with this process, or with ``end_puts``, until there is a commit mark beside it.
+
+        Args:
+            machine: Which one.
+            name: Name in the run.
+            fd: Descriptor of the file.
+
+        Raises:
+            OSError: It refuses, or cannot be reached.
+        """
+        with self._lock:
+            connection = self._putting.get(machine)
+        if connection is None or not connection.is_open:
+            connection = _Connection(self.machines[machine], self.token, self.moves_within_s)
+            with self._lock:
+                self._putting[machine] = connection
+        connection.ask({"op": "reserve", "name": name, "bytes": os.fstat(fd).st_size})
+        connection.ask({"op": "put", "name": name, "stays": False}, fd=fd)
+
+    def end_puts(self) -> None:
+        """Ends the connections of copies: those without a commit mark beside them are freed there."""
+        with self._lock:
+            ending, self._putting = [*self._putting.values()], {}
+        for connection in ending:
+            connection.close()
+
+    def find(self, name: str) -> tuple[int, dict[str, Any]] | None:
+        """Returns which machine has a data file, and what is known of it; None if no machine that answers has it.
+
+        Args:
+            name: Name in the run.
+        """
+        for machine in self._likely(name):
+            with contextlib.suppress(OSError), self._connected(machine) as connection:
+                answer, _ = connection.ask({"op": "head", "name": name})
+                return machine, answer
+        return None
+
+    def read(self, machine: int, name: str, e_tag: str, offset: int, num_bytes: int) -> bytes | bytearray:
+        """Returns bytes of a file of a machine.
+
+        Raises:
+            OSError: The machine does not answer, or has that version no more.
+        """
+        request = {"op": "get", "name": name, "e_tag": e_tag, "offset": offset, "bytes": num_bytes}
+        with self._connected(machine) as connection:
+            return connection.ask(request)[1]
+
+    def get(self, machine: int, name: str) -> bytes:
+        """Returns all of a small file of a machine."""
+        parts: list[bytes | bytearray] = []
+        with self._connected(machine) as connection:
+            answer, part = connection.ask({"op": "head", "name": name})
+            num_left = int(answer["size"])
+            while num_left > 0:
+                offset = int(answer["size"]) - num_left
+                request = {"op": "get", "name": name, "e_tag": answer["e_tag"], "offset": offset}
+                _, part = connection.ask({**request, "bytes": min(num_left, _MOST_A_REQUEST)})
+                if not part:
+                    raise OSError(errno.EIO, f"{name} is cut short on {self.machines[machine]}")
+                parts.append(part)
+                num_left -= len(part)
+        return b"".join(parts)
+
+    def names(self, machine: int, below: str) -> list[str]:
+        """Returns the names in the run that begin with ``below``, of all files of a machine."""
+        with self._connected(machine) as connection:
+            return [each["path"] for each in connection.ask({"op": "list", "below": below})[0]["objects"]]
+
+    def names_in(self, folder: str) -> list[str]:
+        """Returns the names of data files right in a folder, on whatever machine, as far as that was said."""
+        return [last for of, _, last in (name.rpartition("/") for name in self.where) if of == folder]
+
+    def close(self) -> None:
+        """Ends all connections."""
+        self.end_puts()
+        with self._lock:
+            ending, self._idle = [each for of_one in self._idle.values() for each in of_one], {}
+        for connection in ending:
+            connection.close()
+
+    def _likely(self, name: str) -> Iterator[int]:
+        """Yields the other machines, those first that a file is likely on: where it was said to be, or was made."""
+        first = self.where.get(name)
+        found = _DATA_FILE.fullmatch(name.rpartition("/")[2])
+        if first is None and found is not None:
+            rank = int(found[1])
+            first = next((at for at, machine in enumerate(self.machines) if rank in machine.ranks), None)
+        for offset in range(len(self.machines)):
+            machine = ((first or 0) + offset) % len(self.machines)
+            if machine != self.own:
+                yield machine
+
+    @contextmanager
+    def _connected(self, machine: int) -> Iterator[_Connection]:
+        with self._lock:
+            idle = self._idle.setdefault(machine, [])
+            connection = idle.pop() if idle else None
+        if connection is None:
+            connection = _Connection(self.machines[machine], self.token, self.moves_within_s)
+        try:
+            yield connection
+        finally:
+            if connection.is_open:
+                with self._lock:
+                    self._idle.setdefault(machine, []).append(connection)
+
+
+def _domain(machines: Sequence[Machine], at: int) -> str | int:
+    return machines[at].domain or at
+
+
+_peers: PerProcess[dict[str, Peers]] = PerProcess(dict)
+
+
+def meet(run: str, peers: Peers | None) -> None:
+    """Notes the machines of a run, in place of those noted before; None for this one alone."""
+    before = _peers.get().pop(run, None)
+    if before is not None:
+        before.close()
+    if peers is not None:
+        _peers.get()[run] = peers
+
+
+def peers_of(run: str) -> Peers | None:
+    """Returns the machines of a run; None if this one is all."""
+    known = _peers.if_made()
+    return None if known is None else known.get(run)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that saves to the memory of several machines, or goes on from there, and writes what it got.
+
+Usage: memory_job.py FOLDER CONTROL RANK RANKS JSON
+
+JSON has ``tier``: the arguments of ``MemoryTier``; ``disk``: whether there is a near disk, too; ``saves``: numbers of
+steps to save; ``waits_before``: the one before which it waits for the test; ``resumes``: whether the newest is loaded
+first; ``ranks_saved``: how many ranks have saved what is loaded.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import bytecheckpoint
+from bytecheckpoint import Config, MemoryTier, Tiers
+from bytecheckpoint.storage.memory.client import HolderClient
+
+FOLDER, CONTROL = Path(sys.argv[1]), Path(sys.argv[2])
+RANK, RANKS = int(sys.argv[3]), int(sys.argv[4])
+ASKED = json.loads(sys.argv[5])
+NUMEL = 200_000
+LIMIT_S = 120.0
+CONFIG = Config(stall_timeout_s=4.0)
+
+
+def state(step: int, ranks: range) -> dict[str, Any]:
+    """Returns what some ranks save at a step: each value says which rank and which step it is of."""
+    return {f"of_{rank}": torch.arange(NUMEL, dtype=torch.float64) + 1000 * step + rank for rank in ranks} | {
+        "step": torch.tensor(step)
+    }
+
+
+def wait_for(name: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not (CONTROL / name).exists():
+        assert time.monotonic() < end, f"{name} does not come"
+        time.sleep(0.02)
+
+
+def resumed(tiers: Tiers) -> dict[str, Any]:
+    """Loads the newest state into every rank, whoever had which part, and compares it."""
+    into = {name: torch.zeros_like(value) for name, value in state(0, range(ASKED["ranks_saved"])).items()}
+    found = bytecheckpoint.resume(tiers, into, config=CONFIG)
+    if found is None:
+        return {"step": None}
+    for name, wanted in state(found.step, range(ASKED["ranks_saved"])).items():
+        assert torch.equal(into[name], wanted), f"{name} is not that of step {found.step}"
+    return {"step": found.step, "from": "held" if found.path.startswith("held://") else "disk"}
+
+
+def saved(tiers: Tiers) -> dict[str, str]:
+    """Saves steps; returns where each was committed, or why not."""
+    outcomes = {}
+    for step in ASKED.get("saves", ()):
+        if step == ASKED.get("waits_before"):
+            (CONTROL / f"at.{RANK}").touch()
+            wait_for("go")
+        try:
+            of_rank = state(step, range(RANK, RANK + 1))
+            report = bytecheckpoint.save_state_dict(tiers / f"step-{step}", of_rank, config=CONFIG)
+            outcomes[str(step)] = report.tier
+            (CONTROL / f"saved.{RANK}.{step}").touch()
+        except Exception as error:
+            outcomes[str(step)] = f"{type(error).__name__}: {error}"
+            break
+    return outcomes
+
+
+def say(name: str, what: object) -> None:
+    (CONTROL / f"{name}.{RANK}.tmp").write_text(json.dumps(what))
+    (CONTROL / f"{name}.{RANK}.tmp").rename(CONTROL / f"{name}.{RANK}")
+
+
+def main() -> None:
+    faulthandler.dump_traceback_later(60.0, file=(CONTROL / f"stacks.{RANK}").open("w"))
+    dist.init_process_group("gloo", rank=RANK, world_size=RANKS, timeout=timedelta(seconds=60))
+    near = {"near": FOLDER / "run"} if ASKED.get("disk") else {}
+    tiers = Tiers(memory=MemoryTier(**ASKED["tier"]), **near)
+    said: dict[str, Any] = {}
+    try:
+        if ASKED.get("resumes"):
+            said["resumed"] = resumed(tiers)
+        said["saved"] = saved(tiers)
+    except BaseException:
+        said["error"] = traceback.format_exc()
+    say("said", said)
+    wait_for("end")
+    say(
+        "here", [each.name for each in HolderClient(tiers.in_memory).everything("")]
+    )  # when all ranks have said what they got
+    os._exit(0)  # as a job that was killed: it says nothing to anybody
+
+
+main()

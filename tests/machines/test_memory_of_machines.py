@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States in the memory of three machines: what is lost with one of them, and what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from machines.machines import Machines, why_not
+
+NUM_MACHINES = 3
+LIMIT_S = 90.0
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"SEVERAL MACHINES ARE NOT TESTED: {why_not()}")
+
+
+class Run:
+    """Jobs of one rank a machine, one after the other."""
+
+    def __init__(self, machines: Machines, **tier: Any) -> None:
+        self.machines = machines
+        self.tier = {"name": f"run-{os.getpid()}", "interface": "e0", "linger_s": 600.0, **tier}
+        self._num_jobs = len([*machines.base.glob("job*")])
+        self.control = machines.base
+
+    def job(self, on: Sequence[int], **asked: Any) -> dict[int, dict[str, Any]]:
+        """Runs a job, and returns what its ranks say. They then end as if they were killed."""
+        self.start(on, **asked)
+        return self.end(range(len(on)))
+
+    def start(self, on: Sequence[int], **asked: Any) -> None:
+        self._num_jobs += 1
+        self.control = self.machines.base / f"job{self._num_jobs}"
+        self.control.mkdir()
+        environment = {
+            **os.environ, "MASTER_ADDR": self.machines.address(on[0]), "MASTER_PORT": str(29500 + self._num_jobs),
+            "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "e0", "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        program = str(Path(__file__).with_name("memory_job.py"))
+        for rank, machine in enumerate(on):
+            text = json.dumps({"tier": self.tier, "ranks_saved": NUM_MACHINES, **asked})
+            command = [sys.executable, program, *map(str, (self.machines.folder, self.control, rank, len(on))), text]
+            self.machines.start(machine, command, environment)
+
+    def wait_for(self, name: str) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not (self.control / name).exists():
+            stacks = [f"{file.name}:\n{file.read_text()}" for file in sorted(self.control.glob("stacks.*"))]
+            assert time.monotonic() < end, "\n".join([f"{name} does not come", *stacks])
+            time.sleep(0.02)
+
+    def go(self) -> None:
+        (self.control / "go").touch()
+
+    def end(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+        for rank in ranks:
+            self.wait_for(f"said.{rank}")
+        (self.control / "end").touch()
+        said = {rank: json.loads((self.control / f"said.{rank}").read_text()) for rank in ranks}
+        for rank, of_rank in said.items():
+            self.wait_for(f"here.{rank}")
+            of_rank["files_here"] = json.loads((self.control / f"here.{rank}").read_text())
+        errors = [of_rank["error"] for of_rank in said.values() if "error" in of_rank]
+        assert not errors, errors[0]
+        return said
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    with Machines(NUM_MACHINES, tmp_path) as made:
+        yield made
+
+
+def all_say(said: dict[int, dict[str, Any]], what: str) -> Any:
+    """Returns what all ranks say, which must be the same."""
+    answers = [of_rank[what] for of_rank in said.values()]
+    assert all(answer == answers[0] for answer in answers), answers
+    return answers[0]
+
+
+def test_a_lost_machine_costs_nothing_that_was_committed(machines: Machines) -> None:
+    run = Run(machines, replicas=1, keep=1)
+    assert all_say(run.job(range(3), saves=[1, 2]), "saved") == {"1": "memory", "2": "memory"}
+    machines.power_off(1)
+    # Two are left, and load what three had; then a third with nothing in its memory, which is now the first.
+    assert all_say(run.job([0, 2], resumes=True), "resumed") == {"step": 2, "from": "held"}
+    machines.boot(1)
+    said = run.job([1, 2, 0], resumes=True, saves=[3])
+    assert all_say(said, "resumed") == {"step": 2, "from": "held"}
+    assert all_say(said, "saved") == {"3": "memory"}
+    machines.power_off(2)
+    assert all_say(run.job([0, 1], resumes=True), "resumed") == {"step": 3, "from": "held"}
+
+
+def test_a_machine_that_is_lost_while_copies_travel(machines: Machines) -> None:
+    run = Run(machines, replicas=1, keep=2)
+    run.start(range(3), saves=[1, 2], waits_before=2)
+    for rank in range(3):
+        run.wait_for(f"at.{rank}")
+    machines.limit(0, 400_000)  # bytes a second: the copy of machine 0 is on its way for some seconds
+    run.go()
+    time.sleep(1.5)
+    machines.power_off(1)  # which takes the copy of machine 0
+    begin = time.monotonic()
+    for rank in (0, 2):
+        run.wait_for(f"said.{rank}")
+    assert time.monotonic() - begin < 20
+    said = run.end([0, 2])
+    for of_rank in said.values():
+        assert of_rank["saved"]["1"] == "memory"
+        assert "rank 1" in of_rank["saved"]["2"]
+        # What machine 1 has sent goes when its silence has been noticed; all else of the save has gone.
+        assert all(name.startswith(("step-1/", "step-2/__1_0.")) for name in of_rank["files_here"])
+    said = run.job([0, 2], resumes=True, saves=[3])
+    assert all_say(said, "resumed") == {"step": 1, "from": "held"}
+    assert all_say(said, "saved") == {"3": "memory"}
+
+
+def test_without_copies_a_lost_machine_costs_what_is_in_memory(machines: Machines) -> None:
+    run = Run(machines)
+    run.job(range(3), saves=[1, 2], disk=True)
+    assert all_say(run.job(range(3), resumes=True, disk=True), "resumed") == {"step": 2, "from": "held"}
+    machines.power_off(1)
+    machines.boot(1)
+    assert all_say(run.job(range(3), resumes=True, disk=True), "resumed") == {"step": 2, "from": "disk"}
+    assert all_say(run.job(range(3), saves=[3], disk=True), "saved") == {"3": "near"}
+
+
+def test_copies_need_so_many_other_machines(machines: Machines) -> None:
+    run = Run(machines, replicas=3)
+    said = all_say(run.job(range(3), saves=[1], disk=True), "saved")
+    assert said["1"].startswith("ConfigError: ")
+    assert "MemoryTier(replicas=3): the ranks are on 3 machines" in said["1"]
+    run = Run(machines, replicas=2, failure_domain="rack")
+    said = all_say(run.job(range(3), saves=[1], disk=True), "saved")
+    assert "has 0 machines of other failure domains for 2 replicas" in said["1"]
+    run = Run(machines, interface="none0")
+    assert "interface='none0'" in all_say(run.job(range(3), saves=[1], disk=True), "saved")["1"]
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("BCP_MACHINES_LOST", "2"))))
+def test_a_machine_lost_at_any_time(machines: Machines, seed: int) -> None:
+    random = Random(seed)
+    run = Run(machines, replicas=1, keep=1)
+    run.start(range(3), saves=[*range(1, 200)], waits_before=2)
+    for rank in range(3):
+        run.wait_for(f"at.{rank}")
+    run.go()
+    time.sleep(random.uniform(0, 1.5))
+    lost = random.randrange(3)
+    machines.power_off(lost)
+    left = [machine for machine in range(3) if machine != lost]
+    run.end(left)
+    reported = max((int(file.name.split(".")[2]) for file in run.control.glob("saved.*")), default=1)
+    resumed = all_say(run.job(left, resumes=True), "resumed")
+    assert resumed["from"] == "held"
+    assert resumed["step"] >= reported
