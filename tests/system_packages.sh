@@ -23,6 +23,9 @@ need pkg-config command -v pkg-config
 need spin command -v spin                                # the models of the commit and of groups
 need xfsprogs command -v mkfs.xfs                        # file systems whose power is cut
 need btrfs-progs command -v mkfs.btrfs                   # limits of file systems
+need iproute2 command -v ip                              # machines made of namespaces
+need nftables command -v nft
+need ethtool command -v ethtool
 need quota command -v setquota
 need chromium command -v chromium                        # the page of bcp report
 

@@ -171,7 +171,7 @@ class ListeningHolder:
 
     def listen(self, address: str, token: bytes = TOKEN) -> int:
         request = {"op": "listen", "address": address, "token": token.hex()}
-        self.port = self.client._asked(request)["port"]
+        self.port: int = self.client._asked(request)["port"]
         self.address = address
         return self.port
 
