@@ -189,7 +189,7 @@ class Machines:
         all_together(group, *self._call, lambda: on_this_machine() if self.acts else None)
         peers.end_puts()
         key = HolderClient(path).key
-        peers.where = {**peers.where, **{key(name): at for at, of_one in enumerate(of_machines) for name in of_one}}
+        peers.note({key(name): at for at, of_one in enumerate(of_machines) for name in of_one}, self._memory.keep + 1)
 
     def _check_held(self, path: str, names: Sequence[str]) -> None:
         """Checks that a machine has what it is to have, now that a mark makes that stay: who sent it may have died.

@@ -32,6 +32,7 @@ from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.staging.leases import is_any_saved, is_saved_in_this_thread
 from bytecheckpoint.staging.save_queue import BackgroundFuture, SaveQueue, is_in_queue
 from bytecheckpoint.storage.memory.connection import end_holders
+from bytecheckpoint.storage.memory.peers import end_peers
 
 __all__ = [
     "BackgroundFuture",
@@ -363,6 +364,7 @@ def shutdown(timeout_s: float | None = None) -> None:
 
     try:
         wait_for_drains(left_s())
+        end_peers()
         end_holders()
     finally:
         most_s = left_s()

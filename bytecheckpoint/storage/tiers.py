@@ -18,15 +18,26 @@ from bytecheckpoint.native import _core
 from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.memory.client import HolderClient
 from bytecheckpoint.storage.memory.connection import HolderOptions, set_options, url_of_run
 from bytecheckpoint.storage.names import is_mark
-from bytecheckpoint.storage.object_store.urls import is_http
+from bytecheckpoint.storage.object_store.urls import HELD, is_http
 from bytecheckpoint.storage.parts import PARTS, step_and_part
 from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location
 from bytecheckpoint.storage.save_ids import begin_of_save
 from bytecheckpoint.storage.step_names import is_step_name
 
-__all__ = ["MemoryTier", "TierStep", "Tiers", "go_without_memory", "has_memory", "note_save", "tier_of", "tiers_of"]
+__all__ = [
+    "MemoryTier",
+    "TierStep",
+    "Tiers",
+    "go_without_memory",
+    "has_memory",
+    "is_whole_in_memory",
+    "note_save",
+    "tier_of",
+    "tiers_of",
+]
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -269,7 +280,7 @@ class TierStep(TieredPath):
     def _is_in(self, place: Place) -> bool:
         """Whether a place has it. One that cannot be looked at has nothing: another place may have it."""
         try:
-            return _has_mark(place)
+            return _has_mark(place) and is_whole_in_memory(place)
         except StorageError as error:
             _logger.warning("load(%s): %s cannot be looked at: %s", self, place, str(error))
             return False
@@ -386,6 +397,23 @@ def _has_mark(place: Place) -> bool:
         or folder_at(below(place, PARTS[-1])).has(_MARK)
         or (isinstance(place, Path) and not folder.is_gone() and any(map(is_mark, folder.names())))
     )
+
+
+def is_whole_in_memory(place: Place) -> bool:
+    """Whether a step in memory has all data files, here or on machines that are known; True for any other place."""
+    if not str(place).startswith(f"{HELD}://"):
+        return True
+    for at in (place, *(below(place, part) for part in PARTS)):
+        if not folder_at(at).has(_MARK):
+            continue
+        names = {*HolderClient(str(at)).names()}
+        try:
+            files = _core.Checkpoint.open(str(at), max_whole_bytes=0).files()
+        except CheckpointError:
+            return True  # it is damaged, which a load says
+        if any(name not in names for name, *_ in files):
+            return False
+    return True
 
 
 def _begin_of(place: Place) -> int:

@@ -14,6 +14,7 @@ from bytecheckpoint.contents.wrong_path import refuse_reference
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError, UnsupportedError
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.paths import Place, TieredPath, below, location_to_read, name_of, parent_of
+from bytecheckpoint.storage.tiers import is_whole_in_memory
 from bytecheckpoint.training_state.tracker import step_folder
 
 __all__ = ["folder_to_load"]
@@ -40,7 +41,9 @@ def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str, config: 
         ckpt_path.open()
         for place in ckpt_path.places[:-1]:
             with suppress(CheckpointNotFoundError):
-                return folder_to_load(place, role, config)
+                folder = folder_to_load(place, role, config)
+                if is_whole_in_memory(folder):
+                    return folder
         ckpt_path = ckpt_path.places[-1]
     path = known(location_to_read(ckpt_path), config)
     above = parent_of(path)

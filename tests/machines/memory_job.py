@@ -3,9 +3,9 @@
 
 Usage: memory_job.py FOLDER CONTROL RANK RANKS JSON
 
-JSON has ``tier``: the arguments of ``MemoryTier``; ``disk``: whether there is a near disk, too; ``saves``: numbers of
-steps to save; ``waits_before``: the one before which it waits for the test; ``resumes``: whether the newest is loaded
-first; ``ranks_saved``: how many ranks have saved what is loaded.
+JSON has ``tier``: the arguments of ``MemoryTier``; ``disk``: whether there is a near disk, too; ``alone``: a step that
+each rank loads by itself at first; ``resumes``: whether the newest is loaded then; ``ranks_saved``: how many ranks have
+saved what is loaded; ``saves``: numbers of steps to save; ``waits_before``: the one before which it waits for the test.
 """
 
 from __future__ import annotations
@@ -57,7 +57,19 @@ def resumed(tiers: Tiers) -> dict[str, Any]:
         return {"step": None}
     for name, wanted in state(found.step, range(ASKED["ranks_saved"])).items():
         assert torch.equal(into[name], wanted), f"{name} is not that of step {found.step}"
-    return {"step": found.step, "from": "held" if found.path.startswith("held://") else "disk"}
+    return {"step": found.step, "from": place_of(found.path)}
+
+
+def loaded_alone(tiers: Tiers, step: int) -> str:
+    """Loads a step in this process alone, which knows of no other machine; returns where it was loaded from."""
+    into = {name: torch.zeros_like(value) for name, value in state(0, range(ASKED["ranks_saved"])).items()}
+    path = bytecheckpoint.load_state_dict(tiers / f"step-{step}", into, no_dist=True).path
+    assert torch.equal(into["of_2"], state(step, range(3))["of_2"])
+    return place_of(path)
+
+
+def place_of(path: str) -> str:
+    return "held" if path.startswith("held://") else "disk"
 
 
 def saved(tiers: Tiers) -> dict[str, str]:
@@ -90,6 +102,8 @@ def main() -> None:
     tiers = Tiers(memory=MemoryTier(**ASKED["tier"]), **near)
     said: dict[str, Any] = {}
     try:
+        if ASKED.get("alone"):
+            said["alone"] = loaded_alone(tiers, ASKED["alone"])
         if ASKED.get("resumes"):
             said["resumed"] = resumed(tiers)
         said["saved"] = saved(tiers)

@@ -19,6 +19,8 @@ from machines.machines import Machines, why_not
 NUM_MACHINES = 3
 LIMIT_S = 90.0
 
+IS_ASKED_FOR = bool(os.environ.get("BCP_GROUND"))
+asked_for = pytest.mark.skipif(not IS_ASKED_FOR, reason="set BCP_GROUND=1")
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"SEVERAL MACHINES ARE NOT TESTED: {why_not()}")
 
 
@@ -127,7 +129,9 @@ def test_a_machine_that_is_lost_while_copies_travel(machines: Machines) -> None:
 def test_without_copies_a_lost_machine_costs_what_is_in_memory(machines: Machines) -> None:
     run = Run(machines)
     run.job(range(3), saves=[1, 2], disk=True)
-    assert all_say(run.job(range(3), resumes=True, disk=True), "resumed") == {"step": 2, "from": "held"}
+    said = run.job(range(3), alone=2, resumes=True, disk=True)
+    assert all_say(said, "alone") == "disk"  # no machine has all of it, and a process alone knows no other
+    assert all_say(said, "resumed") == {"step": 2, "from": "held"}
     machines.power_off(1)
     machines.boot(1)
     assert all_say(run.job(range(3), resumes=True, disk=True), "resumed") == {"step": 2, "from": "disk"}
@@ -163,3 +167,42 @@ def test_a_machine_lost_at_any_time(machines: Machines, seed: int) -> None:
     resumed = all_say(run.job(left, resumes=True), "resumed")
     assert resumed["from"] == "held"
     assert resumed["step"] >= reported
+
+
+@asked_for
+@pytest.mark.parametrize("harm", ["stop", "unplug", "in", "out"])
+def test_a_machine_that_does_not_answer_while_copies_travel(machines: Machines, harm: str) -> None:
+    run = Run(machines, replicas=1, keep=2)
+    run.start(range(3), saves=[1, 2], waits_before=2)
+    for rank in range(3):
+        run.wait_for(f"at.{rank}")
+    machines.limit(0, 400_000)
+    run.go()
+    time.sleep(1.5)
+    if harm in ("in", "out"):
+        machines.cut(1, harm)
+    else:
+        getattr(machines, harm)(1)
+    begin = time.monotonic()
+    for rank in (0, 2):
+        run.wait_for(f"said.{rank}")
+    assert time.monotonic() - begin < 20
+    machines.power_off(1)
+    for of_rank in run.end([0, 2]).values():
+        assert of_rank["saved"]["1"] == "memory"
+        assert of_rank["saved"]["2"] != "memory"
+    assert all_say(run.job([0, 2], resumes=True), "resumed") == {"step": 1, "from": "held"}
+
+
+@asked_for
+def test_a_holder_that_is_killed(machines: Machines) -> None:
+    run = Run(machines, replicas=1, keep=2)
+    run.start(range(3), saves=[1, 2], waits_before=2)
+    for rank in range(3):
+        run.wait_for(f"at.{rank}")
+    machines.start(1, ["pkill", "-KILL", "-f", "memory.holder"], os.environ)
+    time.sleep(1)
+    run.go()
+    assert all_say(run.end(range(3)), "saved") == {"1": "memory", "2": "memory"}
+    machines.power_off(0)
+    assert all_say(run.job([1, 2], resumes=True), "resumed") == {"step": 2, "from": "held"}

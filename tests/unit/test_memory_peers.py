@@ -48,6 +48,15 @@ def test_copies_go_to_the_next_machines_of_other_domains(
     assert peers_of(domains, 0).targets(replicas, own) == targets
 
 
+def test_what_is_known_of_files_is_bounded() -> None:
+    peers = peers_of(["", ""], 0)
+    for step in (1, 2, 3, 2):
+        peers.note({f"step-{step}/__{at}_0.0123456789abcdef.distcp": at for at in range(2)}, 2)
+    assert peers.names_in("step-2") == [f"__{at}_0.0123456789abcdef.distcp" for at in range(2)]
+    assert len(peers.names_in("step-3")) == 2
+    assert peers.names_in("step-1") == []
+
+
 def test_too_few_domains() -> None:
     with pytest.raises(
         ValueError, match=re.escape("host1 (127.0.0.1:9) has 1 machines of other failure domains for 2")

@@ -24,7 +24,7 @@ from bytecheckpoint.storage.memory.peer_frames import (
     send_frame,
 )
 
-__all__ = ["Machine", "Peers", "is_data_file", "meet", "peers_of"]
+__all__ = ["Machine", "Peers", "end_peers", "is_data_file", "meet", "peers_of"]
 
 _CONNECTS_WITHIN_S = 10.0
 _MOST_A_REQUEST = 32 << 20
@@ -240,6 +240,17 @@ class Peers:
         with self._connected(machine) as connection:
             return [each["path"] for each in connection.ask({"op": "list", "below": below})[0]["objects"]]
 
+    def note(self, where: Mapping[str, int], most_steps: int) -> None:
+        """Notes which machines have the files of a save.
+
+        Args:
+            where: The machine of each, by its name in the run.
+            most_steps: Of how many steps it is known then; the oldest are forgotten.
+        """
+        known = {**{name: at for name, at in self.where.items() if name not in where}, **where}  # the newest last
+        steps = [*dict.fromkeys(name.partition("/")[0] for name in reversed([*known]))][:most_steps]
+        self.where = {name: at for name, at in known.items() if name.partition("/")[0] in steps}
+
     def names_in(self, folder: str) -> list[str]:
         """Returns the names of data files right in a folder, on whatever machine, as far as that was said."""
         return [last for of, _, last in (name.rpartition("/") for name in self.where) if of == folder]
@@ -293,6 +304,12 @@ def meet(run: str, peers: Peers | None) -> None:
         before.close()
     if peers is not None:
         _peers.get()[run] = peers
+
+
+def end_peers() -> None:
+    """Ends the connections of this process to other machines."""
+    for run in [*(_peers.if_made() or {})]:
+        meet(run, None)
 
 
 def peers_of(run: str) -> Peers | None:
