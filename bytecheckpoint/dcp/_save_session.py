@@ -213,9 +213,9 @@ class SaveSession:
         others = [rank for rank, place in enumerate(places) if not place.is_with(places[0])]
         if others:
             raise UnsupportedError(
-                f"save({self.path}): rank 0 is on {places[0]}, and rank {others[0]} on {places[others[0]]}: states can "
-                "be committed in the memory of several machines by save_state_dict, async_save_state_dict and "
-                "bytecheckpoint.save, and not where DCP's own thread saves",
+                f"save({self.path}): rank 0 is on {places[0]}, and rank {others[0]} on {places[others[0]]}: this save "
+                "takes them for one machine. For states in the memory of several, each must have a network namespace of "
+                "its own; and a thread of DCP cannot save there, but async_save_state_dict can",
                 self.path,
             )
 

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from errno import ENOENT
 from pathlib import Path
 
@@ -36,6 +36,25 @@ from bytecheckpoint.storage.tiers import MemoryTier, Tiers
 __all__ = ["Machines", "meet_to_load"]
 
 _TOKEN_BYTES = 32
+
+
+@dataclass
+class _About:
+    """Where a rank is.
+
+    Attributes:
+        machine: The same for ranks that reach one holder.
+        host: Name of the host.
+        failure_domain: As in ``MemoryTier``.
+        replicas: As in ``MemoryTier``.
+        token: On the lowest rank what holders let in who knows it; else empty.
+    """
+
+    machine: str
+    host: str
+    failure_domain: str
+    replicas: int
+    token: bytes = field(repr=False)
 
 
 @dataclass
@@ -96,25 +115,33 @@ class Machines:
     def _meet(self, group: dist.ProcessGroup, looks: bool) -> None:
         known = peers_of(self._run)
         token = secrets.token_bytes(_TOKEN_BYTES) if known is None else known.token
-        own = f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"  # where processes reach one holder
-        about = own, socket.gethostname(), self._memory.failure_domain, token if group.rank() == 0 else b""
-        said = gathered(group, *self._call, about)
-        ids = [each[0] for each in said]
-        _refuse_too_few(self._memory, len({*ids}), self._call)
-        self.acts = ids.index(own) == group.rank()
-        if len({*ids}) == 1:
+        own = _About(
+            f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}",  # where processes reach one holder
+            socket.gethostname(),
+            self._memory.failure_domain,
+            self._memory.replicas,
+            token if group.rank() == 0 else b"",
+        )
+        said: list[_About] = gathered(group, *self._call, own)
+        ranks_of: dict[str, list[int]] = {}
+        for rank, about in enumerate(said):
+            ranks_of.setdefault(about.machine, []).append(rank)
+        self._refuse_different(said)
+        _refuse_too_few(self._memory, len(ranks_of), self._call)
+        self.acts = ranks_of[own.machine][0] == group.rank()
+        if len(ranks_of) == 1:
             meet(self._run, None)
             return
-        token = said[0][3]
+        token = said[0].token
         offer = all_together(group, *self._call, lambda: self._offer(token, looks) if self.acts else None)
-        offers = gathered(group, *self._call, offer)
-        self._offers = [each for each in offers if each is not None]
-        machines = [
-            Machine(said[rank][1], each.address, said[rank][2], tuple(r for r, of in enumerate(ids) if of == ids[rank]))
-            for rank, each in enumerate(offers)
-            if each is not None
-        ]
-        number = next(at for at, machine in enumerate(machines) if group.rank() in machine.ranks)
+        offers: list[_Offer | None] = gathered(group, *self._call, offer)
+        machines: list[Machine] = []
+        for about, of_rank in zip(said, offers, strict=True):
+            if of_rank is not None:
+                ranks = tuple(ranks_of[about.machine])
+                machines.append(Machine(about.host, of_rank.address, about.failure_domain, ranks))
+                self._offers.append(of_rank)
+        number = [*ranks_of].index(own.machine)
         where = {name: at for at, of_one in enumerate(self._offers) for name in of_one.data_files}
         if known is not None and known.machines == machines and known.token == token:
             known.where = where if looks else known.where
@@ -122,6 +149,15 @@ class Machines:
             meet(self._run, Peers(machines, number, token, self._stall_timeout_s, where))
         self.peers = peers_of(self._run)
         all_together(group, *self._call, self._check_targets)
+
+    def _refuse_different(self, said: Sequence[_About]) -> None:
+        odd = next((rank for rank, about in enumerate(said) if about.replicas != said[0].replicas), None)
+        if odd is not None:
+            raise ConfigError(
+                f"{self._call[0]}({self._call[1]}): MemoryTier(replicas=) is {said[0].replicas} on rank 0, and "
+                f"{said[odd].replicas} on rank {odd}: it must be the same on all ranks",
+                self._call[1],
+            )
 
     def _offer(self, token: bytes, looks: bool) -> _Offer:
         address = _own_address(self._memory.interface, self._call)

@@ -283,6 +283,22 @@ def test_ranks_of_several_machines(tmp_path: Path) -> None:
         assert loaded_from == f"{tmp_path}/near/step-2"
 
 
+def _with_different_replicas(near: str) -> list[str]:
+    said = []
+    for replicas in (dist.get_rank(), 1):
+        tiers = Tiers(memory=MemoryTier(replicas=replicas), near=near)
+        with pytest.raises(ConfigError) as refused:
+            save_state_dict(tiers / "step-1", {"w": torch.ones(10)})
+        said.append(str(refused.value))
+    return said
+
+
+def test_ranks_that_want_different_replicas(tmp_path: Path) -> None:
+    for different, too_many in run_ranks(2, _with_different_replicas, str(tmp_path / "near")):
+        assert "MemoryTier(replicas=) is 0 on rank 0, and 1 on rank 1: it must be the same on all ranks" in different
+        assert "MemoryTier(replicas=1): the ranks that are known are on one machine" in too_many
+
+
 def _found_by_one(near: str) -> tuple[str | None, list[list[float]]]:
     """Both ranks have died, and the job goes on with one."""
     tiers = Tiers(memory=MemoryTier(), near=near, near_every=2)

@@ -154,12 +154,14 @@ class Peers:
             ValueError: There are not so many such machines.
         """
         of = self.own if of is None else of
-        ring = [(of + offset) % len(self.machines) for offset in range(1, len(self.machines))]
         domains = {_domain(self.machines, of)}
         found: list[int] = []
-        for machine in ring:
+        for offset in range(1, len(self.machines)):
+            if len(found) == replicas:
+                break
+            machine = (of + offset) % len(self.machines)
             domain = _domain(self.machines, machine)
-            if domain not in domains and len(found) < replicas:
+            if domain not in domains:
                 domains.add(domain)
                 found.append(machine)
         if len(found) < replicas:
