@@ -34,7 +34,7 @@ def places(folder: Path) -> Tiers:
     return Tiers(memory=MemoryTier(), near=folder / "run", near_every=NEAR_EVERY)
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, tiers: Tiers) -> None:
     """One rank. Rank 0 writes a line for each step."""
     begun = time.perf_counter()
     dist.init_process_group("gloo")
@@ -46,7 +46,6 @@ def train(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
-    tiers = places(folder)
     resumed = bytecheckpoint.resume(tiers, state)
     if resumed is not None:
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
@@ -80,9 +79,9 @@ def start(folder: Path, num_ranks: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*launch, __file__, str(folder)], env=environ, start_new_session=True)
 
 
-def kill_at(folder: Path, num_ranks: int, step: int) -> None:
-    """Starts the job, and kills its launcher and all ranks when a step is in memory."""
-    job, reached = start(folder, num_ranks), folder / "in_memory"
+def kill_at(job: subprocess.Popen[bytes], folder: Path, step: int) -> None:
+    """Kills the launcher of a job and all ranks when a step is in memory."""
+    reached = folder / "in_memory"
     while job.poll() is None and (not reached.exists() or int(reached.read_text() or 0) < step):
         time.sleep(0.01)
     assert job.poll() is None, "the job ended too soon"
@@ -98,7 +97,7 @@ def losses_of(folder: Path) -> dict[int, float]:
 
 def main() -> None:
     if "RANK" in os.environ:
-        train(Path(sys.argv[1]))
+        train(Path(sys.argv[1]), places(Path(sys.argv[1])))
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=4, help="(default 4)")
@@ -110,7 +109,7 @@ def main() -> None:
         assert start(undisturbed, ranks).wait() == 0
         for is_in_memory in (True, False):
             print(f"killed behind step {KILLED_AT}{'' if is_in_memory else ', and the memory is lost'}:", flush=True)
-            kill_at(killed, ranks, KILLED_AT)
+            kill_at(start(killed, ranks), killed, KILLED_AT)
             if not is_in_memory:
                 stop_holder(places(killed).in_memory.rpartition("/")[2])
             assert start(killed, ranks).wait() == 0

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from machines.machines import why_not
 from support.seaweedfs import find_weed
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -85,6 +86,17 @@ def test_a_killed_training() -> None:
     lines = done.stdout.splitlines()
     assert ["held://" in line for line in lines if "resumed from" in line] == [True, False]
     assert lines.count("  the losses of 20 steps are the same") == 2
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(why_not()), reason=f"A LOST MACHINE IS NOT SHOWN: {why_not()}")
+def test_a_lost_machine() -> None:
+    """One of two machines is lost, and the training goes on from what the other one has in memory."""
+    done = run("lost_machine.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "  resumed from held://" in done.stdout
+    assert "/step-13 in " in done.stdout
+    assert "  the losses of 20 steps are the same" in done.stdout
 
 
 def test_an_object_store() -> None:
