@@ -14,7 +14,7 @@ from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import inspect_step, is_bare
 from bytecheckpoint.storage.paths import below, check_name, location
 from bytecheckpoint.storage.step_folder import StepFolder, folder_of, step_paths
-from bytecheckpoint.storage.tiers import Tiers
+from bytecheckpoint.storage.tiers import Tiers, is_whole_in_memory
 
 __all__ = ["look_at_step", "scan_steps"]
 
@@ -72,7 +72,9 @@ def _in_tiers(by_tier: dict[str, StepFolder]) -> StepFolder:
     for tier, folder in by_tier.items():
         if folder.save_ids and nearest.save_ids and folder.save_ids != nearest.save_ids:
             states[tier] = "another save"
-    near = by_tier.get("near")
+    memory, near = by_tier.get("memory"), by_tier.get("near")
+    if memory is not None and not is_whole_in_memory(memory.path):
+        states["memory"] = "partial"
     note = "" if near is None else drains_of([near.path]).get(near.path, "")
     if note:
         states["durable"] = "draining" if note == IS_DRAINED else "waits"

@@ -52,9 +52,10 @@ class StepFolder:
             they are of different saves. Otherwise empty.
         has_mark: Whether there is a commit mark, that of the model if there are components. Also True if that is not
             known.
-        tiers: With ``Tiers``, the state of the step in each of its places, ``near`` and ``durable``. Besides the states
-            above: ``waits`` and ``draining`` of a durable copy that is to come, or under way; ``another save`` of one
-            that this save replaces, or whose save was replaced near by.
+        tiers: With ``Tiers``, the state of the step in each of its places: ``memory``, ``near``, ``durable``. Besides
+            the states above: ``waits`` and ``draining`` of a durable copy that is to come, or under way; ``another
+            save`` of one that this save replaces, or whose save was replaced near by; ``partial`` of one in memory, of
+            which other machines have more than this process knows, or a part is lost.
     """
 
     step: int

@@ -283,6 +283,16 @@ def test_ranks_of_several_machines(tmp_path: Path) -> None:
         assert loaded_from == f"{tmp_path}/near/step-2"
 
 
+def test_a_state_of_which_a_part_is_not_here_is_partial(tiers: Tiers, tmp_path: Path) -> None:
+    save(tiers, 1)
+    save(tiers, 2)
+    held = HolderClient(f"{tiers.in_memory}/step-2")
+    held.delete([each.name for each in held.everything("") if each.name.endswith(".distcp")])
+    assert [step.tiers["memory"] for step in scan_steps(tiers)] == ["complete", "partial"]
+    assert load_state_dict(tiers / "step-2", state_of(0), no_dist=True).path == f"{tmp_path}/near/step-2"
+    assert resume(tiers, state_of(0), no_dist=True).path == f"{tmp_path}/near/step-2"  # type: ignore[union-attr]
+
+
 def _with_different_replicas(near: str) -> list[str]:
     said = []
     for replicas in (dist.get_rank(), 1):
