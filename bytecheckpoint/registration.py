@@ -261,9 +261,10 @@ def _with_call_context(flow: Callable[..., Any], storage: str, planner_of_now: C
                     return flow(**given)
 
             # A group of our own is made by all ranks at once, which nothing says of a thread of DCP.
-            ranks = given.get("process_group"), given.get("no_dist", False) or is_in_background
+            is_alone = given.get("no_dist", False) or is_in_background or not given.get("use_collectives", True)
             call = "save", str(writer.checkpoint_id)
-            return save_by_tiers(writer, save, own_group(*ranks, "calls", writer.config.stall_timeout_s, call))
+            group = own_group(given.get("process_group"), is_alone, "calls", writer.config.stall_timeout_s, call)
+            return save_by_tiers(writer, save, group)
         with explicit_call(writer, staging_of(staged), is_in_background, **given), claimed(staged):
             return flow(**given)
 

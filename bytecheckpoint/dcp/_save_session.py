@@ -214,8 +214,8 @@ class SaveSession:
         if others:
             raise UnsupportedError(
                 f"save({self.path}): rank 0 is on {places[0]}, and rank {others[0]} on {places[others[0]]}: this save "
-                "takes them for one machine. For states in the memory of several, each must have a network namespace of "
-                "its own; and a thread of DCP cannot save there, but async_save_state_dict can",
+                "takes them for one machine. For states in the memory of several, each must have a network namespace "
+                "of its own; and a thread of DCP cannot save there, but async_save_state_dict can",
                 self.path,
             )
 

@@ -139,7 +139,7 @@ def save_over_group(
 
     if not isinstance(storage_writer, BcpWriter):
         return save(storage_writer)
-    return cast(Metadata, save_by_tiers(storage_writer, save, group))
+    return cast(Metadata, save_by_tiers(storage_writer, save, group if use_collectives else None))
 
 
 def _save_flow(turn: CallOrder | None, staging: StagingTime | None, **arguments: Any) -> Metadata:

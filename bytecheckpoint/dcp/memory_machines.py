@@ -116,7 +116,7 @@ class Machines:
         known = peers_of(self._run)
         token = secrets.token_bytes(_TOKEN_BYTES) if known is None else known.token
         own = _About(
-            f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}",  # where processes reach one holder
+            _own_machine(),
             socket.gethostname(),
             self._memory.failure_domain,
             self._memory.replicas,
@@ -302,6 +302,13 @@ def _begin_of(path: str) -> int:
     with contextlib.suppress(CheckpointError):
         return begin_of_save(_core.Checkpoint.open(path, max_whole_bytes=0).save_id)
     return -1
+
+
+def _own_machine() -> str:
+    """Returns what is the same for processes that reach one holder."""
+    with contextlib.suppress(OSError):
+        return f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"
+    return socket.gethostname()
 
 
 def _own_address(interface: str, call: tuple[str, str]) -> str:
