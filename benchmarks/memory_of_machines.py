@@ -37,6 +37,7 @@ from bytecheckpoint._testing import crc32
 NUM_TENSORS = 8
 PIECE = 8 << 20
 STREAM, ALONE, COPIED = "stream both ways, with CRC", "commit, no copy", "commit, a copy each"
+STALL_ALONE, STALL_COPIED = "stall, no copy", "stall, a copy each"
 OWN, OF_PEER, STREAM_ONE = "restore, from here", "restore, from the other", "stream one way, with CRC"
 SPACES = tuple(f"bcpb{os.getpid()}-{number}" for number in range(2))
 
@@ -122,9 +123,15 @@ def of_rank(rank: int, num_bytes: int, repetitions: int, name: str) -> dict[str,
         for replicas in (0, 1)
     }
     number = itertools.count(1)
+    waiting: list[bytecheckpoint.SaveHandle] = []
 
     def save(replicas: int) -> None:
         bytecheckpoint.save_state_dict(tiers[replicas] / f"step-{next(number)}", state)
+
+    def stage(replicas: int) -> None:
+        handle = bytecheckpoint.async_save_state_dict(tiers[replicas] / f"step-{next(number)}", state)
+        handle.staged.result()
+        waiting.append(handle)
 
     def load(of: int) -> None:
         # The first rank loads a part, the other one nothing.
@@ -137,18 +144,23 @@ def of_rank(rank: int, num_bytes: int, repetitions: int, name: str) -> dict[str,
         STREAM: stream.both_ways,
         ALONE: lambda: save(0),
         COPIED: lambda: save(1),
+        STALL_ALONE: lambda: stage(0),
+        STALL_COPIED: lambda: stage(1),
         STREAM_ONE: stream.one_way,
         OWN: lambda: load(0),
         OF_PEER: lambda: load(1),
     }
     seconds: dict[str, list[float]] = {each: [] for each in calls}
     for repetition in range(repetitions + 1):
-        for each, call in calls.items():
+        # Forth and back: what ran before has left its traces in the caches.
+        for each, call in list(calls.items())[:: -1 if repetition % 2 else 1]:
             dist.barrier()
             begin = time.perf_counter()
             call()
             dist.barrier()
             seconds[each] += [time.perf_counter() - begin] if repetition else []
+            while waiting:
+                waiting.pop().committed.result()
     bytecheckpoint.shutdown()
     return seconds
 
@@ -164,6 +176,7 @@ def show(seconds: dict[str, list[float]], num_bytes: int) -> dict[str, float]:
     ratios = {
         "commit with a copy each, of the stream": medians[STREAM] / medians[COPIED],
         "restore from the other machine, of the stream": medians[STREAM_ONE] / medians[OF_PEER],
+        "stall with a copy, times that without": medians[STALL_COPIED] / medians[STALL_ALONE],
     }
     for what, ratio in ratios.items():
         console.print(f"{what}: {ratio:.2f}")

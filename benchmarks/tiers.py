@@ -45,17 +45,16 @@ RESTART_FROM = "restart from "
 RESTART = """
 import sys, time, warnings
 import torch, torch.distributed.checkpoint as dcp
-import bytecheckpoint
-from bytecheckpoint import MemoryTier, Tiers
+from bytecheckpoint import MemoryTier, Tiers, resume
 begin = time.perf_counter()
 warnings.simplefilter("ignore")
 run, num, numel, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 state = {f"w{n}": torch.zeros(numel) for n in range(num)}
 if how == "memory":
-    resumed = bytecheckpoint.resume(Tiers(memory=MemoryTier(), near=run), state, no_dist=True)
+    resumed = resume(Tiers(memory=MemoryTier(), near=run), state, no_dist=True)
     assert resumed is not None and resumed.path.startswith("held://"), resumed
 elif how == "disk":
-    resumed = bytecheckpoint.resume(run, state, no_dist=True)
+    resumed = resume(run, state, no_dist=True)
     assert resumed is not None
 else:
     dcp.load(state, checkpoint_id=f"{run}/step-1", no_dist=True)
