@@ -126,12 +126,12 @@ class _MemorySave:
         self._is_committed = False
         # What may not be replaced may be on the disk alone.
         writer.goes_on = note_save(tiers, str(writer.checkpoint_id)) or (bool(tiers.disks) and not writer.overwrite)
-        if writer.in_memory.done():  # of an earlier save
+        if writer.in_memory.done() or writer.in_memory.running():  # of an earlier save
             writer.in_memory = Future()
+        writer.in_memory.set_running_or_notify_cancel()  # from here on nobody can cancel it
         self._path = str(below(tiers.in_memory, *rest.split("/")))
         self._memory = memory = BcpWriter(
             self._path,
-            overwrite=writer.overwrite or writer.goes_on,
             config=replace(writer.config, journal="off", digest=False),
         )
         memory.user_metadata = writer.user_metadata
@@ -171,7 +171,11 @@ class _MemorySave:
     def _save(self, save: Callable[[BcpWriter], T]) -> T:
         """Writes on this machine and to copies on others, commits where the coordinator is, then on all machines."""
         stall_timeout_s = self._memory.config.stall_timeout_s
-        machines = self._machines = Machines(self._tiers, self._group, ("save", self._path), stall_timeout_s)
+        call = "save", self._path
+        goes_on = self._disk.goes_on
+        machines = self._machines = Machines(self._tiers, self._group, call, stall_timeout_s, goes_on=goes_on)
+        self._disk.goes_on = machines.goes_on
+        self._memory.overwrite = self._disk.overwrite or machines.goes_on
 
         def after_write(names: Sequence[str]) -> None:
             self._written = [*names]

@@ -8,10 +8,11 @@ all but its data files, are on every machine, and its commit mark last: it makes
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from errno import ENOENT
 from pathlib import Path
@@ -26,8 +27,9 @@ from bytecheckpoint.native import _core
 from bytecheckpoint.runtime.boot_id import boot_id
 from bytecheckpoint.storage.memory.client import HolderClient
 from bytecheckpoint.storage.memory.connection import run_of
-from bytecheckpoint.storage.memory.peers import Machine, Peers, is_data_file, meet, peers_of
+from bytecheckpoint.storage.memory.peers import Copies, Machine, Peers, is_data_file, meet, peers_of
 from bytecheckpoint.storage.names import is_mark
+from bytecheckpoint.storage.parts import PARTS
 from bytecheckpoint.storage.paths import below
 from bytecheckpoint.storage.save_ids import begin_of_save
 from bytecheckpoint.storage.small_files import storage_errors
@@ -36,6 +38,8 @@ from bytecheckpoint.storage.tiers import MemoryTier, Tiers
 __all__ = ["Machines", "meet_to_load"]
 
 _TOKEN_BYTES = 32
+
+_logger = logging.getLogger("bytecheckpoint")
 
 
 @dataclass
@@ -47,6 +51,7 @@ class _About:
         host: Name of the host.
         failure_domain: As in ``MemoryTier``.
         replicas: As in ``MemoryTier``.
+        goes_on: Whether a save goes on to a disk.
         token: On the lowest rank what holders let in who knows it; else empty.
     """
 
@@ -54,6 +59,7 @@ class _About:
     host: str
     failure_domain: str
     replicas: int
+    goes_on: bool
     token: bytes = field(repr=False)
 
 
@@ -81,8 +87,10 @@ class Machines:
         call: What is being done, and its path, for errors.
         stall_timeout_s: See ``Config``.
         looks: Whether they say what they have, for a load.
+        goes_on: Whether a save goes on to a disk, as this rank has counted.
 
     Attributes:
+        goes_on: Whether it does, as the lowest rank has counted.
         acts: Whether this rank acts for its machine: it is the lowest on it.
         peers: The machines; None if this one is all.
 
@@ -97,14 +105,17 @@ class Machines:
         group: dist.ProcessGroup | None,
         call: tuple[str, str],
         stall_timeout_s: float,
+        *,
         looks: bool = False,
+        goes_on: bool = True,
     ) -> None:
         assert tiers.memory is not None
-        self._stall_timeout_s = stall_timeout_s
+        self._stall_timeout_s, self.goes_on = stall_timeout_s, goes_on
         self._tiers, self._memory, self._group, self._call = tiers, tiers.memory, group, call
         self._run = run_of(tiers.in_memory)
         self.acts = True
         self.peers: Peers | None = None
+        self._copies: Copies | None = None
         self._offers: list[_Offer] = []
         if group is None or group.size() == 1:
             _refuse_too_few(self._memory, 1, call)
@@ -120,6 +131,7 @@ class Machines:
             socket.gethostname(),
             self._memory.failure_domain,
             self._memory.replicas,
+            self.goes_on,
             token if group.rank() == 0 else b"",
         )
         said: list[_About] = gathered(group, *self._call, own)
@@ -127,6 +139,7 @@ class Machines:
         for rank, about in enumerate(said):
             ranks_of.setdefault(about.machine, []).append(rank)
         self._refuse_different(said)
+        self.goes_on = said[0].goes_on
         _refuse_too_few(self._memory, len(ranks_of), self._call)
         self.acts = ranks_of[own.machine][0] == group.rank()
         if len(ranks_of) == 1:
@@ -190,13 +203,14 @@ class Machines:
         """
         if self.peers is None:
             return
+        self._copies = self._copies or self.peers.copies()
         held = HolderClient(path)
         for name in names:
             with storage_errors("copy", f"{path}/{name}"):
                 fd = held.descriptor(name)
                 try:
                     for machine in self.peers.targets(self._memory.replicas):
-                        self.peers.put(machine, held.key(name), fd)
+                        self._copies.put(machine, held.key(name), fd)
                 finally:
                     os.close(fd)
 
@@ -221,11 +235,15 @@ class Machines:
                 self._take_notes(path, 0)
             copied = [at for at in range(len(of_machines)) if peers.own in peers.targets(self._memory.replicas, at)]
             self._check_held(path, [name for at in (peers.own, *copied) for name in of_machines[at]])
+            self._sweep(path, {name for of_one in of_machines for name in of_one})
 
         all_together(group, *self._call, lambda: on_this_machine() if self.acts else None)
-        peers.end_puts()
+        self.end()
         key = HolderClient(path).key
-        peers.note({key(name): at for at, of_one in enumerate(of_machines) for name in of_one}, self._memory.keep + 1)
+        peers.note(
+            {key(name): at for at, of_one in enumerate(of_machines) for name in of_one},
+            (self._memory.keep + 1) * len(PARTS),
+        )
 
     def _check_held(self, path: str, names: Sequence[str]) -> None:
         """Checks that a machine has what it is to have, now that a mark makes that stay: who sent it may have died.
@@ -241,10 +259,16 @@ class Machines:
                 ENOENT,
             )
 
+    def _sweep(self, path: str, names: Collection[str]) -> None:
+        """Frees the data files of a save that this one replaces."""
+        held = HolderClient(path)
+        with contextlib.suppress(OSError):
+            held.delete([n for each in held.entries() if is_data_file(n := each.name) and n not in names])
+
     def end(self) -> None:
-        """Frees copies at other machines of a save that was not committed."""
-        if self.peers is not None:
-            self.peers.end_puts()
+        """Ends the connections of copies: those of a save that was not committed are freed at the other machines."""
+        if self._copies is not None:
+            self._copies.end()
 
     def adopt(self) -> None:
         """Takes the notes of checkpoints that only other machines have, so that each machine knows of all. Collective.
@@ -261,11 +285,28 @@ class Machines:
         if not self.acts:
             return
         own = self._offers[self.peers.own].begins
-        for folder in dict.fromkeys(folder for offer in self._offers for folder in offer.begins):
-            begins = [offer.begins.get(folder, -1) for offer in self._offers]
-            newest = begins.index(max(begins))
-            if begins[newest] > own.get(folder, -1):
-                self._take_notes(str(below(self._tiers.in_memory, *folder.split("/"))), newest)
+        newest: dict[str, tuple[int, int]] = {}  # when the newest save of a folder began, and which machine has it
+        for at, offer in enumerate(self._offers):
+            for folder, begin in offer.begins.items():
+                newest[folder] = max(newest.get(folder, (begin, -at)), (begin, -at))
+        if all(own.get(folder, -1) >= begin for folder, (begin, _) in newest.items()):
+            return
+        # The order of marks is that of commits, so those that were here are put again behind older ones.
+        for folder, (begin, at) in sorted(newest.items(), key=lambda item: item[1][0]):
+            path = str(below(self._tiers.in_memory, *folder.split("/")))
+            if begin > own.get(folder, -1):
+                try:
+                    self._take_notes(path, -at)
+                except StorageError as error:  # a step that only others know of is none here
+                    _logger.warning("%s: %s", path, str(error))
+            else:
+                self._put_marks_again(path)
+
+    def _put_marks_again(self, path: str) -> None:
+        held = HolderClient(path)
+        with storage_errors("commit", path):
+            for mark in filter(is_mark, (each.name for each in held.entries())):
+                held.put(mark, held.get(mark))
 
     def _take_notes(self, path: str, machine: int) -> None:
         assert self.peers is not None
@@ -277,7 +318,7 @@ class Machines:
                 held.put(name, self.peers.get(machine, held.key(name)))
 
 
-def meet_to_load(tiers: object, group: dist.ProcessGroup | None, what: str, config: Config) -> None:
+def meet_to_load(tiers: object, group: dist.ProcessGroup | None, what: str, config: Config) -> bool:
     """Makes this machine know all that the machines of a group have of a run in memory. Collective over ``group``.
 
     Args:
@@ -286,15 +327,29 @@ def meet_to_load(tiers: object, group: dist.ProcessGroup | None, what: str, conf
         what: What is being done, for errors.
         config: Settings of the load.
 
+    Returns:
+        False if machines cannot reach one another, so that it is known of none what the others have.
+
     Raises:
-        CheckpointError: Machines cannot reach one another.
+        ConfigError: An argument of the tier does not fit, and there is no other place.
+        StorageError: Machines cannot reach one another, and there is no other place.
+        CheckpointError: A rank was lost.
     """
     tiers = getattr(tiers, "tiers", tiers)
     if not isinstance(tiers, Tiers) or tiers.memory is None or group is None or group.size() == 1:
-        return
+        return True
     tiers.open()
     without_replicas = replace(tiers, memory=replace(tiers.memory, replicas=0))  # a smaller job can load
-    Machines(without_replicas, group, (what, tiers.in_memory), config.stall_timeout_s, looks=True).adopt()
+    call = what, tiers.in_memory
+    try:
+        Machines(without_replicas, group, call, config.stall_timeout_s, looks=True).adopt()
+    except (ConfigError, StorageError) as error:  # on all ranks
+        if not tiers.disks:
+            raise
+        _logger.warning("%s(%s): not from the memory of several machines: %s", *call, str(error))
+        meet(run_of(tiers.in_memory), None)
+        return False
+    return True
 
 
 def _begin_of(path: str) -> int:

@@ -23,7 +23,7 @@ from bytecheckpoint.storage.memory.connection import HolderOptions, set_options,
 from bytecheckpoint.storage.names import is_mark
 from bytecheckpoint.storage.object_store.urls import HELD, is_http
 from bytecheckpoint.storage.parts import PARTS, step_and_part
-from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location
+from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location, parent_of
 from bytecheckpoint.storage.save_ids import begin_of_save
 from bytecheckpoint.storage.step_names import is_step_name
 
@@ -364,7 +364,7 @@ def tier_of(path: str) -> str:
 
 
 def note_save(tiers: Tiers, path: str) -> bool:
-    """Counts a save that is in memory. Returns whether it goes on to a disk, which is the same on all ranks.
+    """Counts a save of a run that is in memory. Returns whether it goes on to a disk, as this process has counted.
 
     Args:
         tiers: Places of the run.
@@ -372,7 +372,7 @@ def note_save(tiers: Tiers, path: str) -> bool:
     """
     counts = _in_use.get().counts
     step, part = step_and_part(as_place(path))
-    count = counts.setdefault(tiers.place, _Count())
+    count = counts.setdefault(parent_of(step), _Count())
     if step != count.step or part in count.parts:
         count.number, count.step, count.parts = count.number + 1, step, set()
     count.parts.add(part)

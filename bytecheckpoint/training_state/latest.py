@@ -17,6 +17,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at, known
+from bytecheckpoint.storage.object_store.urls import HELD
 from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location, name_of, parent_of
 
 if TYPE_CHECKING:
@@ -114,9 +115,12 @@ def one_look(
         Exception: What ``look`` raised there, on all ranks.
         StorageError: See ``latest``.
     """
+    has_memory = True
 
     def runs() -> list[Place]:
         places = run.places if isinstance(run, TieredPath) else (location(run),)
+        if not has_memory:
+            places = tuple(place for place in places if not str(place).startswith(f"{HELD}://"))
         return [folder_of_role(known(place, config), check_role(role)) for place in places]
 
     if isinstance(run, TieredPath):
@@ -133,7 +137,7 @@ def one_look(
     group = own_group(process_group, False, "calls", settings.stall_timeout_s, (asked, name))
     if group is None or group.size() == 1:
         return newest_in(runs(), look, asked)
-    meet_to_load(run, group, asked, settings)
+    has_memory = meet_to_load(run, group, asked, settings)
     found, folders, failure = Newest(None), list[Place](), None
     try:
         folders = runs()

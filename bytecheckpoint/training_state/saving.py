@@ -423,7 +423,7 @@ class _Saving:
     def _publish(self) -> None:
         """Names the step in the tracker and calls the callback. Collective."""
         tracked, callback = self._request.tracked, self._request.callback
-        if tracked is not None:
+        if tracked is not None and self._writers["model"].goes_on:  # else there is nothing on the disk to track
             step = functools.partial(write_tracker, *tracked) if self._is_first else lambda: None
             all_together(self._group, "save", str(self._path), step)
         if callback is None or not self._is_first:

@@ -9,6 +9,7 @@
 #include "csrc/engine/save/save_job.h"
 #include "csrc/format/data_file.h"
 #include "tests/cpp/expect.h"
+#include "tests/cpp/memory_holder.h"
 #include "tests/cpp/random_box.h"
 #include "tests/cpp/rounds.h"
 #include "tests/cpp/temp_dir.h"
@@ -120,9 +121,16 @@ TEST_CASE("filled records: files have the bytes that they have if records are ap
     CAPTURE(round);
     const Records records = draw_records(&random);
     const bool is_plain = round % 2 == 0;
+    const bool is_in_memory = round % 3 == 1;  // slots are filled ahead, and all else is filled in its place
+    CAPTURE(is_in_memory);
     const TempDir one, other;
+    const auto holder = test::registered_holder();
+    holder->most_bytes = int64_t{1} << 30;
     const format::WriteResult wanted = write_in_turn(options_for(one, is_plain, &random), records);
-    const format::WriteResult got = write_filled(options_for(other, is_plain, &random), records, 1 + round / 2 % 2);
+    SaveOptions options = options_for(other, is_plain, &random);
+    if (is_in_memory) options.directory = test::kHeldUrl;
+    options.expected_bytes = is_in_memory ? 64 << 20 : 0;
+    const format::WriteResult got = write_filled(options, records, 1 + round / 2 % 2);
     REQUIRE(got.records.size() == wanted.records.size());
     for (size_t r = 0; r < got.records.size(); ++r) {
       CHECK(got.records[r].fqn == wanted.records[r].fqn);
@@ -132,7 +140,9 @@ TEST_CASE("filled records: files have the bytes that they have if records are ap
             std::tuple(b.kind, b.stored_dtype, b.offset, b.bytes, b.data_offset, b.data_bytes));
     }
     REQUIRE(got.files.size() == 1);
-    std::string a = test::read_all(one / wanted.files[0].name), b = test::read_all(other / got.files[0].name);
+    std::string a = test::read_all(one / wanted.files[0].name), b;
+    b = is_in_memory ? test::value_of(io::read_file(options.directory, got.files[0].name))
+                     : test::read_all(other / got.files[0].name);
     REQUIRE(a.size() == b.size());
     if (!is_plain) {
       // The random id of a file is in its header, and so in the CRC of its first block, and in its trailer.

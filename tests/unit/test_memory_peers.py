@@ -83,9 +83,10 @@ def with_(holder: ListeningHolder) -> Peers:
 
 def test_a_copy_is_found_and_read_and_goes_without_a_mark(listening_holder: ListeningHolder, data_file: Path) -> None:
     peers, name = with_(listening_holder), f"step-1/{data_file.name}"
+    copies = peers.copies()
     content = data_file.read_bytes()
     fd = os.open(data_file, os.O_RDONLY)
-    peers.put(1, name, fd)
+    copies.put(1, name, fd)
     assert peers.names(1, "step-1/") == [name]
     found = peers.find(name)
     assert found is not None
@@ -96,12 +97,16 @@ def test_a_copy_is_found_and_read_and_goes_without_a_mark(listening_holder: List
     with pytest.raises(OSError, match=r"the holder on other .*: there is another version"):
         peers.read(1, name, "another", 0, 1)
     assert peers.find("step-1/__1_0.ffffffffffffffff.distcp") is None
-    peers.end_puts()
+    other = peers.copies()  # of another save at the same time
+    other.end()
+    assert peers.names(1, "") == [name]
+    copies.end()
     until = time.monotonic() + LIMIT_S
     while peers.names(1, ""):
         assert time.monotonic() < until
-    peers.put(1, name, fd)
+    copies.put(1, name, fd)
     listening_holder.client.put("step-1/.metadata", b"mark")
+    copies.end()
     peers.close()
     assert {each.name for each in listening_holder.client.everything("")} == {name, "step-1/.metadata"}
     os.close(fd)
@@ -114,7 +119,7 @@ def test_a_copy_that_is_damaged_is_not_taken(listening_holder: ListeningHolder, 
     data_file.write_bytes(content)
     peers = with_(listening_holder)
     with data_file.open("rb") as file, pytest.raises(OSError, match=r"the holder on other .*is damaged"):
-        peers.put(1, f"step-1/{data_file.name}", file.fileno())
+        peers.copies().put(1, f"step-1/{data_file.name}", file.fileno())
     assert peers.names(1, "") == []
     peers.close()
 
@@ -122,13 +127,49 @@ def test_a_copy_that_is_damaged_is_not_taken(listening_holder: ListeningHolder, 
 def test_a_machine_that_is_not_there_and_one_of_another_job(listening_holder: ListeningHolder) -> None:
     gone = Machine("gone", (new_address(), 9), "", (1,))
     peers = Peers([gone, gone], 0, TOKEN, LIMIT_S)
-    assert peers.find("step-1/__1_0.0123456789abcdef.distcp") is None
-    with pytest.raises(OSError, match=r"the holder on gone \(127.*:9\) cannot be reached: Connection refused"):
-        peers.names(1, "")
+    for ask in (lambda: peers.find("step-1/__1_0.0123456789abcdef.distcp"), lambda: peers.names(1, "")):
+        with pytest.raises(OSError, match=r"the holder on gone \(127.*:9\) cannot be reached: Connection refused"):
+            ask()
     there = Machine("there", (listening_holder.address, listening_holder.port), "", (1,))
     stranger = Peers([gone, there], 0, b"another token, of 32 bytes or so", LIMIT_S)
     with pytest.raises(PermissionError, match="token"):
         stranger.names(1, "")
+
+
+def test_an_interrupted_request_gives_its_answer_to_nobody(
+    listening_holder: ListeningHolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = with_(listening_holder)
+    for name in ("a", "b"):
+        listening_holder.client.put(f"step-{name}/.metadata", name.encode())
+    assert peers.get(1, "step-a/.metadata") == b"a"
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bytecheckpoint.storage.memory.peers.receive_frame", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            peers.get(1, "step-a/.metadata")
+        patch.setattr("bytecheckpoint.storage.memory.connection.receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            listening_holder.client.get("step-a/.metadata")
+    assert peers.get(1, "step-b/.metadata") == b"b"
+    assert listening_holder.client.get("step-b/.metadata") == b"b"
+    peers.close()
+
+
+def test_a_connection_that_has_ended_is_made_anew(listening_holder: ListeningHolder) -> None:
+    peers = with_(listening_holder)
+    listening_holder.client.put("step-1/.metadata", b"mark")
+    assert peers.get(1, "step-1/.metadata") == b"mark"
+    listening_holder.listen(new_address())  # ends the connections
+    peers.machines[1] = Machine("other", (listening_holder.address, listening_holder.port), "", (1,))  # type: ignore[index]
+    until = time.monotonic() + LIMIT_S
+    while not all(each.has_ended() for each in peers._idle[1]):
+        assert time.monotonic() < until
+    assert peers.get(1, "step-1/.metadata") == b"mark"
+    peers.close()
 
 
 def test_one_machine_takes_no_copies(tmp_path: Path) -> None:

@@ -100,6 +100,10 @@ class Connection:
             answered = receive(peer)
         except OSError:
             answered = None
+        except BaseException:  # its answer must not be taken for that of the next request
+            peer.close()
+            self._socket = None
+            raise
         if answered is None:
             peer.close()
             self._socket = None

@@ -190,9 +190,16 @@ class PeerConnection:
             OSError: The connection failed.
         """
         name = str(request.get("name"))
-        reserved = self._reserved.get(name) or _Reserved(SMALL_BYTES, None, 0, 0)
-        if num_bytes > reserved.num_bytes:
-            raise ValueError(f"a body of {num_bytes:,} bytes, and {reserved.num_bytes:,} were promised")
+        most = self._reserved[name].num_bytes if name in self._reserved else SMALL_BYTES
+        if num_bytes > most:
+            raise ValueError(f"a body of {num_bytes:,} bytes, and {most:,} were promised")
+        if name not in self._reserved:
+            answer = self._of_holder({"op": "reserve", "name": name, "bytes": num_bytes})
+            if "errno" in answer:
+                skip_body(self._peer, num_bytes)
+                return answer
+            self._reserved[name] = _Reserved(num_bytes, None, 0, 0)
+        reserved = self._reserved[name]
         try:
             try:
                 wanted, crc = self._wanted(request)

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import re
+import select
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +25,11 @@ from bytecheckpoint.storage.memory.peer_frames import (
     send_frame,
 )
 
-__all__ = ["Machine", "Peers", "end_peers", "is_data_file", "meet", "peers_of"]
+__all__ = ["Copies", "Machine", "Peers", "end_peers", "is_data_file", "meet", "peers_of"]
 
 _CONNECTS_WITHIN_S = 10.0
 _MOST_A_REQUEST = 32 << 20
+_MOST_IDLE = 2  # connections to one machine
 _DATA_FILE = re.compile(r"__(\d+)_\d+\.[0-9a-f]{16}\.distcp")
 
 
@@ -61,6 +63,7 @@ class _Connection:
 
     def __init__(self, machine: Machine, token: bytes, moves_within_s: float) -> None:
         self.machine = machine
+        self._owner = os.getpid()
         try:
             self._socket = socket.create_connection(machine.address, timeout=_CONNECTS_WITHIN_S)
         except OSError as error:
@@ -95,10 +98,13 @@ class _Connection:
                 send_file(self._socket, request, fd, os.fstat(fd).st_size)
             answer, came = self._receive()
         except (OSError, ValueError) as error:
-            self._socket.close()
+            self.close()
             raise OSError(
                 getattr(error, "errno", None) or errno.EIO, f"the holder on {self.machine}: {error}"
             ) from error
+        except BaseException:  # its answer must not be taken for that of the next request
+            self.close()
+            raise
         if "errno" in answer:
             raise OSError(answer["errno"], f"the holder on {self.machine}: {answer['why']}")
         return answer, came
@@ -118,7 +124,14 @@ class _Connection:
     def is_open(self) -> bool:
         return self._socket.fileno() >= 0
 
+    def has_ended(self) -> bool:
+        """Whether the other end has gone, while nothing was asked."""
+        return bool(select.select([self._socket], [], [], 0)[0])
+
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            if os.getpid() == self._owner:  # a forked child may have it, too, and must not keep it open
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
@@ -141,7 +154,6 @@ class Peers:
     where: Mapping[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _idle: dict[int, list[_Connection]] = field(default_factory=dict, repr=False)
-    _putting: dict[int, _Connection] = field(default_factory=dict, repr=False)
 
     def targets(self, replicas: int, of: int | None = None) -> list[int]:
         """Returns the machines that take copies of what one has: the next ones in the ring of other domains.
@@ -170,45 +182,30 @@ class Peers:
             )
         return found
 
-    def put(self, machine: int, name: str, fd: int) -> None:
-        """Gives a machine a copy of a file, which it has compared with the checksums in it when this returns.
-
-        The copy goes with this process, or with ``end_puts``, until there is a commit mark beside it.
-
-        Args:
-            machine: Which one.
-            name: Name in the run.
-            fd: Descriptor of the file.
-
-        Raises:
-            OSError: It refuses, or cannot be reached.
-        """
-        with self._lock:
-            connection = self._putting.get(machine)
-        if connection is None or not connection.is_open:
-            connection = _Connection(self.machines[machine], self.token, self.moves_within_s)
-            with self._lock:
-                self._putting[machine] = connection
-        connection.ask({"op": "reserve", "name": name, "bytes": os.fstat(fd).st_size})
-        connection.ask({"op": "put", "name": name, "stays": False}, fd=fd)
-
-    def end_puts(self) -> None:
-        """Ends the connections of copies: those without a commit mark beside them are freed there."""
-        with self._lock:
-            ending, self._putting = [*self._putting.values()], {}
-        for connection in ending:
-            connection.close()
+    def copies(self) -> Copies:
+        """Returns what gives copies to the other machines."""
+        return Copies(self)
 
     def find(self, name: str) -> tuple[int, dict[str, Any]] | None:
-        """Returns which machine has a data file, and what is known of it; None if no machine that answers has it.
+        """Returns which machine has a data file, and what is known of it; None if no machine has it.
 
         Args:
             name: Name in the run.
+
+        Raises:
+            OSError: None has it of those that answer, and one does not.
         """
+        failure: OSError | None = None
         for machine in self._likely(name):
-            with contextlib.suppress(OSError), self._connected(machine) as connection:
-                answer, _ = connection.ask({"op": "head", "name": name})
-                return machine, answer
+            try:
+                with self._connected(machine) as connection:
+                    return machine, connection.ask({"op": "head", "name": name})[0]
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                failure = error
+        if failure is not None:  # which may have it
+            raise failure
         return None
 
     def read(self, machine: int, name: str, e_tag: str, offset: int, num_bytes: int) -> bytes | bytearray:
@@ -242,24 +239,23 @@ class Peers:
         with self._connected(machine) as connection:
             return [each["path"] for each in connection.ask({"op": "list", "below": below})[0]["objects"]]
 
-    def note(self, where: Mapping[str, int], most_steps: int) -> None:
+    def note(self, where: Mapping[str, int], most_folders: int) -> None:
         """Notes which machines have the files of a save.
 
         Args:
             where: The machine of each, by its name in the run.
-            most_steps: Of how many steps it is known then; the oldest are forgotten.
+            most_folders: Of how many folders it is known then; the oldest are forgotten.
         """
         known = {**{name: at for name, at in self.where.items() if name not in where}, **where}  # the newest last
-        steps = [*dict.fromkeys(name.partition("/")[0] for name in reversed([*known]))][:most_steps]
-        self.where = {name: at for name, at in known.items() if name.partition("/")[0] in steps}
+        folders = [*dict.fromkeys(name.rpartition("/")[0] for name in reversed([*known]))][:most_folders]
+        self.where = {name: at for name, at in known.items() if name.rpartition("/")[0] in folders}
 
     def names_in(self, folder: str) -> list[str]:
         """Returns the names of data files right in a folder, on whatever machine, as far as that was said."""
         return [last for of, _, last in (name.rpartition("/") for name in self.where) if of == folder]
 
     def close(self) -> None:
-        """Ends all connections."""
-        self.end_puts()
+        """Ends all connections that nobody uses now."""
         with self._lock:
             ending, self._idle = [each for of_one in self._idle.values() for each in of_one], {}
         for connection in ending:
@@ -282,14 +278,64 @@ class Peers:
         with self._lock:
             idle = self._idle.setdefault(machine, [])
             connection = idle.pop() if idle else None
+        if connection is not None and connection.has_ended():
+            connection.close()
+            connection = None
         if connection is None:
-            connection = _Connection(self.machines[machine], self.token, self.moves_within_s)
+            connection = self.connect(machine)
         try:
             yield connection
         finally:
-            if connection.is_open:
-                with self._lock:
-                    self._idle.setdefault(machine, []).append(connection)
+            with self._lock:
+                idle = self._idle.setdefault(machine, [])
+                if connection.is_open and len(idle) < _MOST_IDLE:
+                    idle.append(connection)
+                else:
+                    connection.close()
+
+    def connect(self, machine: int) -> _Connection:
+        """Returns a connection of the caller's own.
+
+        Raises:
+            OSError: The machine cannot be reached, or does not let this process in.
+        """
+        return _Connection(self.machines[machine], self.token, self.moves_within_s)
+
+
+class Copies:
+    """Gives copies of files to other machines, for one save. Each goes with it, until there is a commit mark beside it.
+
+    Not thread-safe.
+
+    Args:
+        peers: The machines.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._to: dict[int, _Connection] = {}
+
+    def put(self, machine: int, name: str, fd: int) -> None:
+        """Gives a machine a copy, which it has compared with the checksums in the file when this returns.
+
+        Args:
+            machine: Which one.
+            name: Name in the run.
+            fd: Descriptor of the file.
+
+        Raises:
+            OSError: It refuses, or cannot be reached.
+        """
+        if machine not in self._to:
+            self._to[machine] = self._peers.connect(machine)
+        self._to[machine].ask({"op": "reserve", "name": name, "bytes": os.fstat(fd).st_size})
+        self._to[machine].ask({"op": "put", "name": name, "stays": False}, fd=fd)
+
+    def end(self) -> None:
+        """Ends the connections: copies without a commit mark beside them are freed there."""
+        for connection in self._to.values():
+            connection.close()
+        self._to = {}
 
 
 def _domain(machines: Sequence[Machine], at: int) -> str | int:

@@ -97,7 +97,8 @@ base::Result<int64_t> FileImage::take_slots(int64_t end, int most_slots) {
     return position_ - slot_used_ + static_cast<int64_t>(slots_.size()) * staging::kSlotBytes;
   };
   while (taken_end() < end && static_cast<int>(slots_.size()) < most_slots) BCP_RETURN_IF_ERROR(take_slot());
-  return taken_end();
+  ahead_end_ = taken_end();
+  return ahead_end_;
 }
 
 uint8_t* FileImage::memory(int64_t position) const {

@@ -116,9 +116,10 @@ class FileImage {
   /// The same in the file itself, of which the next bytes are at `to`.
   template <class Fill>
   base::Status emit_to_memory(uint8_t* to, int64_t bytes, uint32_t* crc, Fill&& fill);
-  /// Returns where the next bytes of the file are in memory; null if they are to be written.
+  /// Returns where the next bytes of the file are in memory; null if they are to be written, as slots are that are
+  /// filled ahead.
   uint8_t* next_in_memory(int64_t bytes) const {
-    return pipeline_.num_threads > 0 ? file_.memory(position_, bytes) : nullptr;
+    return pipeline_.num_threads > 0 && position_ >= ahead_end_ ? file_.memory(position_, bytes) : nullptr;
   }
   /// Goes on by a part of the block that `position_` is in. \param sum  CRC of the block so far, the part included.
   void advance(int64_t part, uint32_t sum);
@@ -138,6 +139,7 @@ class FileImage {
   bool is_plain_ = false;
   std::deque<int> slots_;                 // that are taken; the first one has the next byte
   int64_t slot_used_ = 0;                 // bytes of the first one
+  int64_t ahead_end_ = 0;                 // position behind the slots that were taken ahead
   std::vector<std::string_view> pieces_;  // what is handed over with the first one: its own bytes, and borrowed ones
   int64_t pieces_begin_ = 0;              // file position of the first of them
   int64_t position_ = 0;
