@@ -17,8 +17,8 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at, known
-from bytecheckpoint.storage.object_store.urls import HELD
 from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location, name_of, parent_of
+from bytecheckpoint.storage.tiers import Tiers
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -119,8 +119,8 @@ def one_look(
 
     def runs() -> list[Place]:
         places = run.places if isinstance(run, TieredPath) else (location(run),)
-        if not has_memory:
-            places = tuple(place for place in places if not str(place).startswith(f"{HELD}://"))
+        if isinstance(run, Tiers) and not has_memory:
+            places = run.disks
         return [folder_of_role(known(place, config), check_role(role)) for place in places]
 
     if isinstance(run, TieredPath):

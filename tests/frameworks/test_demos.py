@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from machines.machines import why_not
+from support.machines import why_not
 from support.seaweedfs import find_weed
 
 DEMO = Path(__file__).parents[2] / "demo"

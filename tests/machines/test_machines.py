@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.machines import Machines, Network, why_not
 from support.preloading import preloaded
 
 from bytecheckpoint import load_state_dict, verify
-from machines.machines import Machines, Network, why_not
 
 NUM_MACHINES, NUM_RANKS = 4, 2
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)

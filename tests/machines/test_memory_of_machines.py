@@ -13,8 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
-
-from machines.machines import Machines, why_not
+from support.machines import Machines, why_not
 
 NUM_MACHINES = 3
 LIMIT_S = 90.0
@@ -100,6 +99,14 @@ def test_a_lost_machine_costs_nothing_that_was_committed(machines: Machines) -> 
     assert all_say(said, "saved") == {"3": "memory"}
     machines.power_off(2)
     assert all_say(run.job([0, 1], resumes=True), "resumed") == {"step": 3, "from": "held"}
+
+
+def test_a_machine_that_is_new_knows_which_state_is_the_newest(machines: Machines) -> None:
+    run = Run(machines, replicas=1, keep=4)
+    run.job(range(3), saves=[1, 2, 5, 3, 4])  # the last one is the newest, whatever its number
+    machines.power_off(0)
+    machines.boot(0)
+    assert all_say(run.job(range(3), resumes=True), "resumed") == {"step": 4, "from": "held"}
 
 
 def test_a_machine_that_is_lost_while_copies_travel(machines: Machines) -> None:
