@@ -235,10 +235,11 @@ class Machines:
                 self._take_notes(path, 0)
             copied = [at for at in range(len(of_machines)) if peers.own in peers.targets(self._memory.replicas, at)]
             self._check_held(path, [name for at in (peers.own, *copied) for name in of_machines[at]])
-            self._sweep(path, {name for of_one in of_machines for name in of_one})
 
         all_together(group, *self._call, lambda: on_this_machine() if self.acts else None)
         self.end()
+        if self.acts:
+            self._sweep(path, {name for of_one in of_machines for name in of_one})
         key = HolderClient(path).key
         peers.note(
             {key(name): at for at, of_one in enumerate(of_machines) for name in of_one},
