@@ -319,6 +319,26 @@ def test_too_many_peers() -> None:
     served.close()
 
 
+def test_strangers_keep_nobody_out() -> None:
+    """Those who connect and say nothing make room for others, the oldest first."""
+    served = Served(most_connections=10, most_strangers=3, handshake_s=60.0)
+    place = served.service.address, served.service.port
+    silent = [socket.create_connection(place, timeout=10) for _ in range(3)]
+    for _ in range(3):
+        with Peer(served.service) as peer:
+            assert peer.names() == []
+    more = [socket.create_connection(place, timeout=10) for _ in range(3)]
+    for stranger in silent:
+        while stranger.recv(100):  # what the service says first, and then the end
+            pass
+        stranger.close()
+    with Peer(served.service) as peer:
+        assert peer.names() == []
+    for stranger in more:
+        stranger.close()
+    served.close()
+
+
 def test_no_token(served: Served) -> None:
     with pytest.raises(PermissionError, match="does not match"):
         Peer(served.service, b"another token, which has 32 bytes")

@@ -19,9 +19,10 @@ from bytecheckpoint.storage.memory.machine_memory import Promises
 from bytecheckpoint.storage.memory.peer_connection import ObjectsOfPeers, PeerConnection
 from bytecheckpoint.storage.memory.peer_frames import HANDSHAKE_S, admit, require_token
 
-__all__ = ["MOST_CONNECTIONS", "PeerService"]
+__all__ = ["MOST_CONNECTIONS", "MOST_STRANGERS", "PeerService"]
 
 MOST_CONNECTIONS = 4096
+MOST_STRANGERS = 1024  # of these, those that have shown no token yet
 
 _MOST_TOKENS = 4  # those of the trainings before this one may still be at their end
 _WITHOUT_DESCRIPTORS_S = 0.1
@@ -48,6 +49,7 @@ class PeerService:
         check: Called with the descriptor of a data file that has arrived; raises if it is damaged.
         handshake_s: Seconds that a peer has to show that it knows a token.
         most_connections: Those above are closed at once.
+        most_strangers: Of those who have shown no token yet, the ones above close the oldest: they keep nobody out.
 
     Raises:
         ValueError: It is no IP address.
@@ -64,15 +66,18 @@ class PeerService:
         check: Callable[[int], object] = check_data_file,
         handshake_s: float = HANDSHAKE_S,
         most_connections: int = MOST_CONNECTIONS,
+        most_strangers: int = MOST_STRANGERS,
     ) -> None:
         self.address = address
         self._holder, self._lock, self._check = holder, lock, check
         self._handshake_s, self._most_connections = handshake_s, most_connections
+        self._most_strangers = most_strangers
         self._promises = Promises()
         self._tokens: tuple[bytes, ...] = ()
         self._own_lock = threading.Lock()  # of what follows; never held while the lock of the holder is waited for
         self._is_closed = threading.Event()
         self._connections: dict[int, tuple[socket.socket, threading.Thread]] = {}
+        self._strangers: dict[int, socket.socket] = {}  # the oldest first
         self._numbers = itertools.count(1)
         self._listener = _listening(address, port)
         self.port: int = self._listener.getsockname()[1]
@@ -143,15 +148,22 @@ class PeerService:
                 peer.close()
                 return
             self._connections[number] = peer, thread
+            self._strangers[number] = peer
+            if len(self._strangers) > self._most_strangers:
+                with contextlib.suppress(OSError):
+                    self._strangers.pop(next(iter(self._strangers))).shutdown(socket.SHUT_RDWR)
 
     def _serve(self, number: int, peer: socket.socket) -> None:
         try:
             with contextlib.suppress(OSError, ValueError):  # it has gone, or sends what no peer of ours sends
                 _set_up(peer)
                 if admit(peer, self._tokens, self._handshake_s):
+                    with self._own_lock:
+                        self._strangers.pop(number, None)
                     PeerConnection(peer, self._holder, self._lock, self._promises, self._check).serve()
         finally:
             with self._own_lock:
+                self._strangers.pop(number, None)
                 del self._connections[number]
                 peer.close()
 
