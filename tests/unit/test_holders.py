@@ -212,6 +212,8 @@ def test_command(tiers: Tiers) -> None:
     assert (listed["run"], [step["name"] for step in listed["steps"]]) == (name, ["step-1"])
     assert run("steps", tiers.in_memory).output.splitlines()[-1].endswith("1 step folder: 1 complete")
     assert run("verify", f"{tiers.in_memory}/step-1").exit_code == 0
+    verified = verify(f"{tiers.in_memory}/step-1")
+    assert (len(verified.save_ids), verified.bytes_unchecked) == (1, 0)  # by the checksums of our own format
     assert "step-1 (" in run("holder").output
     assert run("holder", "stop", name).output == f"held://{name}: stopped\n"
     wait_until(lambda: name not in holders())

@@ -41,16 +41,19 @@ class HolderClient:
     # What the engine calls; see csrc/io/object_store.h.
 
     def open(self, name: str) -> tuple[int, str]:
-        """Returns the size of a data file of another machine in bytes, and its version: where it is, and its ETag."""
+        """Returns the size of an object in bytes, and its version; of one of another machine with where it is."""
+        own = self.head(name)
+        if own is not None and not is_tombstone(own):
+            return own["size"], own["e_tag"]
         peers = peers_of(self._to.run)
-        found = None if peers is None else peers.find(self._key(name))
+        found = peers.find(self._key(name)) if peers is not None and is_data_file(name) else None
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "no holder that answers has it")
         machine, meta = found
         return meta["size"], f"{machine} {meta['e_tag']}"
 
     def read(self, name: str, version: str, offset: int, num_bytes: int) -> bytes | bytearray:
-        """Returns bytes of what ``open`` has found."""
+        """Returns bytes of what ``open`` has found on another machine."""
         machine, _, e_tag = version.partition(" ")
         peers = peers_of(self._to.run)
         if peers is None:
