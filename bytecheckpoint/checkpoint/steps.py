@@ -73,7 +73,7 @@ def _in_tiers(by_tier: dict[str, StepFolder]) -> StepFolder:
         if folder.save_ids and nearest.save_ids and folder.save_ids != nearest.save_ids:
             states[tier] = "another save"
     memory, near = by_tier.get("memory"), by_tier.get("near")
-    if memory is not None and not is_whole_in_memory(memory.path):
+    if memory is not None and not memory.is_complete and not is_whole_in_memory(memory.path):
         states["memory"] = "partial"
     note = "" if near is None else drains_of([near.path]).get(near.path, "")
     if note:

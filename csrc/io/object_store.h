@@ -61,8 +61,8 @@ class ObjectStore {
   virtual base::Result<std::unique_ptr<Upload>> create(const std::string& name) = 0;
   /// Returns the names right below `folder`, which is relative to the URL: of objects, and of folders.
   virtual base::Result<std::vector<std::string>> list(const std::string& folder) = 0;
-  /// Returns the same objects, if they are memory of this machine; else null. Then `create` is not called, and `open`
-  /// and `read` only for what another machine has.
+  /// Returns the same objects, if they are memory of this machine; else null. Then `create` is not called, and
+  /// `read` only for what another machine has.
   virtual MemoryObjects* in_memory() { return nullptr; }
 };
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from errno import ENOENT
 from pathlib import Path
 
 import pytest
@@ -217,3 +218,15 @@ def test_command(tiers: Tiers) -> None:
     assert "step-1 (" in run("holder").output
     assert run("holder", "stop", name).output == f"held://{name}: stopped\n"
     wait_until(lambda: name not in holders())
+
+
+def test_a_checkpoint_that_is_committed_while_it_is_verified(tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mark is not there when it is looked for at first, and is when files without one are."""
+    save(tiers, 1)
+
+    def absent(self: HolderClient, name: str) -> tuple[int, str]:
+        raise FileNotFoundError(ENOENT, name)
+
+    monkeypatch.setattr(HolderClient, "open", absent)
+    verified = verify(f"{tiers.in_memory}/step-1")
+    assert (len(verified.save_ids), verified.bytes_unchecked, verified.problems) == (1, 0, [])

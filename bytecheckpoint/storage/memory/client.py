@@ -46,7 +46,7 @@ class HolderClient:
         if own is not None and not is_tombstone(own):
             return own["size"], own["e_tag"]
         peers = peers_of(self._to.run)
-        found = peers.find(self._key(name)) if peers is not None and is_data_file(name) else None
+        found = peers.find(self.key(name)) if peers is not None and is_data_file(name) else None
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "no holder that answers has it")
         machine, meta = found
@@ -58,7 +58,7 @@ class HolderClient:
         peers = peers_of(self._to.run)
         if peers is None:
             raise FileNotFoundError(errno.ENOENT, "it is in the memory of another machine")
-        return peers.read(int(machine), self._key(name), e_tag, offset, num_bytes)
+        return peers.read(int(machine), self.key(name), e_tag, offset, num_bytes)
 
     def descriptor(self, name: str) -> int:
         """Returns a descriptor of an object, which the caller closes; -1 for a data file that others may have."""
@@ -75,17 +75,17 @@ class HolderClient:
 
     def spare(self, name: str) -> int:
         """Returns a descriptor of memory for a new object, which the caller closes; -1 if there is none to spare."""
-        _, fd = self._to.ask({"op": "spare", "name": self._key(name)}, starts=True)
+        _, fd = self._to.ask({"op": "spare", "name": self.key(name)}, starts=True)
         return -1 if fd is None else fd
 
     def reserve(self, name: str, num_bytes: int, there: int = 0) -> None:
         """Asks for memory, of the holder and of the machine; of the latter without ``there`` bytes, which it has."""
         require_memory(num_bytes, there)
-        self._asked({"op": "reserve", "name": self._key(name), "bytes": num_bytes}, starts=True)
+        self._asked({"op": "reserve", "name": self.key(name), "bytes": num_bytes}, starts=True)
 
     def keep(self, name: str, fd: int) -> None:
         """Gives an object to the holder. It goes with this process until there is a commit mark beside it."""
-        self._asked({"op": "put", "name": self._key(name), "stays": False}, fd, starts=True)
+        self._asked({"op": "put", "name": self.key(name), "stays": False}, fd, starts=True)
 
     def discard(self) -> None:
         """Frees what this process has kept below the URL, and no commit mark stands beside."""
@@ -98,7 +98,7 @@ class HolderClient:
         """
         own = [each.name for each in self.entries(folder) if not each.is_tombstone] + self.folders(folder)
         peers = peers_of(self._to.run)
-        return own if peers is None else [*dict.fromkeys([*own, *peers.names_in(self._key(folder))])]
+        return own if peers is None else [*dict.fromkeys([*own, *peers.names_in(self.key(folder))])]
 
     # Of the holder itself.
 
@@ -115,15 +115,6 @@ class HolderClient:
         port: int = self._asked({"op": "listen", "address": address, "token": token.hex()}, starts=True)["port"]
         return port
 
-    @property
-    def run(self) -> str:
-        """The run in memory that the objects are of."""
-        return self._to.run
-
-    def key(self, name: str) -> str:
-        """Returns the name in the run of an object."""
-        return self._key(name)
-
     # What Python calls.
 
     def entries(self, folder: str = "") -> list[Entry]:
@@ -139,7 +130,7 @@ class HolderClient:
         return [Entry(joined(folder, each.name), each.num_bytes, each.last_modified) for each in self._below(folder)]
 
     def _below(self, folder: str) -> list[Entry]:
-        key = self._key(folder)
+        key = self.key(folder)
         below = f"{key}/" if key else ""
         found = self._asked_if_there({"op": "list", "below": below})
         objects = [] if found is None else found["objects"]
@@ -148,7 +139,7 @@ class HolderClient:
     def head(self, name: str) -> dict[str, Any] | None:
         """Returns what is known of an object; None if there is none."""
         try:
-            found = self._asked_if_there({"op": "head", "name": self._key(name)})
+            found = self._asked_if_there({"op": "head", "name": self.key(name)})
         except FileNotFoundError:
             return None
         return None if found is None else _meta(found)
@@ -180,7 +171,7 @@ class HolderClient:
     def put(self, name: str, data: bytes, *, once: bool = False) -> None:
         """Writes an object, in place of one that is there."""
         with _in_memory(data) as fd:
-            self._asked({"op": "put", "name": self._key(name), "stays": True}, fd, starts=True)
+            self._asked({"op": "put", "name": self.key(name), "stays": True}, fd, starts=True)
 
     def put_if(self, name: str, data: bytes, replaces: dict[str, Any] | None) -> None:
         """Creates an object, or replaces one version of it; see ``StoreClient.put_if``."""
@@ -190,7 +181,7 @@ class HolderClient:
         self, name: str, data: bytes, replaces: dict[str, Any] | None, etag_form: str = AS_GIVEN, *, once: bool = False
     ) -> None:
         """Does what ``put_if`` does."""
-        request = {"op": "put", "name": self._key(name), "stays": True, "if": replaces and replaces["e_tag"]}
+        request = {"op": "put", "name": self.key(name), "stays": True, "if": replaces and replaces["e_tag"]}
         with _in_memory(data) as fd:
             self._asked(request, fd, starts=True)
 
@@ -209,7 +200,7 @@ class HolderClient:
             names: Their names.
             spares: Whether their memory is kept for objects that are made next, until others are removed.
         """
-        self._asked_if_there({"op": "delete", "names": [self._key(name) for name in names], "spares": spares})
+        self._asked_if_there({"op": "delete", "names": [self.key(name) for name in names], "spares": spares})
 
     def delete_once(self, name: str) -> None:
         """Removes an object."""
@@ -217,7 +208,7 @@ class HolderClient:
 
     def _got(self, name: str) -> tuple[dict[str, Any], int]:
         try:
-            found, fd = self._to.ask({"op": "get", "name": self._key(name)})
+            found, fd = self._to.ask({"op": "get", "name": self.key(name)})
         except ConnectionRefusedError:
             raise FileNotFoundError(errno.ENOENT, f"{self.server()} does not run") from None
         if fd is None:
@@ -234,7 +225,8 @@ class HolderClient:
         except ConnectionRefusedError:
             return None
 
-    def _key(self, name: str) -> str:
+    def key(self, name: str) -> str:
+        """Returns the name in the run of an object."""
         return joined(self._prefix, name)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from bytecheckpoint.config import Config
+from bytecheckpoint.storage.memory.connection import run_of
 from bytecheckpoint.storage.memory.peers import peers_of
 from bytecheckpoint.storage.object_store.folder import StoreFolder
 
@@ -31,7 +32,7 @@ class MemoryFolder(StoreFolder):
 
     @property
     def is_of_one_machine(self) -> bool:  # type: ignore[override]
-        return peers_of(str(self.place).partition("://")[2].partition("/")[0]) is None
+        return peers_of(run_of(str(self.place))) is None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MemoryFolder, (self.place,)

@@ -2,6 +2,7 @@
 """``PeerConnection``: what a holder does for one process of another machine.
 
 A peer may ask for less than a process of this machine: it can neither end the holder, nor remove what others have put.
+It may put something in its place.
 """
 
 from __future__ import annotations

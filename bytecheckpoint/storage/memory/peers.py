@@ -78,22 +78,19 @@ class _Connection:
             self._socket.close()
             raise
 
-    def ask(
-        self, request: dict[str, Any], body: bytes = b"", fd: int | None = None
-    ) -> tuple[dict[str, Any], bytes | bytearray]:
+    def ask(self, request: dict[str, Any], fd: int | None = None) -> tuple[dict[str, Any], bytes | bytearray]:
         """Returns an answer and its body.
 
         Args:
             request: What is asked for.
-            body: Bytes that go along.
-            fd: Descriptor of a file that goes along, in place of ``body``.
+            fd: Descriptor of a file that goes along; None for none.
 
         Raises:
             OSError: The holder refuses, has gone, or nothing moves any more.
         """
         try:
             if fd is None:
-                send_frame(self._socket, request, body)
+                send_frame(self._socket, request)
             else:
                 send_file(self._socket, request, fd, os.fstat(fd).st_size)
             answer, came = self._receive()
@@ -220,19 +217,16 @@ class Peers:
 
     def get(self, machine: int, name: str) -> bytes:
         """Returns all of a small file of a machine."""
-        parts: list[bytes | bytearray] = []
+        whole, size, e_tag = bytearray(), 1, None
         with self._connected(machine) as connection:
-            answer, part = connection.ask({"op": "head", "name": name})
-            num_left = int(answer["size"])
-            while num_left > 0:
-                offset = int(answer["size"]) - num_left
-                request = {"op": "get", "name": name, "e_tag": answer["e_tag"], "offset": offset}
-                _, part = connection.ask({**request, "bytes": min(num_left, _MOST_A_REQUEST)})
-                if not part:
+            while len(whole) < size:
+                request = {"op": "get", "name": name, "e_tag": e_tag, "offset": len(whole), "bytes": _MOST_A_REQUEST}
+                answer, part = connection.ask(request)
+                size, e_tag = int(answer["size"]), answer["e_tag"]
+                if not part and len(whole) < size:
                     raise OSError(errno.EIO, f"{name} is cut short on {self.machines[machine]}")
-                parts.append(part)
-                num_left -= len(part)
-        return b"".join(parts)
+                whole += part
+        return bytes(whole)
 
     def names(self, machine: int, below: str) -> list[str]:
         """Returns the names in the run that begin with ``below``, of all files of a machine."""

@@ -282,7 +282,10 @@ base::Result<VerifyReport> verify_checkpoint(const VerifyOptions& options,
   }
   if (scopes.empty() && is_absent) {
     const auto other = open_any_checkpoint(options.directory);
-    if (other.is_ok() || other.status().code() != Code::kNotFound) return verify_files(options, progress, other);
+    // A save may have committed since its mark was looked for.
+    const bool is_ours = other.is_ok() && !other.value().foreign.has_value();
+    const bool is_nothing = !other.is_ok() && other.status().code() == Code::kNotFound;
+    if (!is_ours && !is_nothing) return verify_files(options, progress, other);
   }
   if (scopes.empty()) scopes.push_back({});
   PartsCoverage parts;
