@@ -1,21 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // LD_PRELOAD puts this library before libc. It interrupts transfers to files, or does only part of them, which the
-// standard allows for every call. Direct transfers stay aligned.
+// standard allows for every call. Direct transfers stay aligned. And it creates the first tmp of a save, and says that it
+// is missing, as sshfs can.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 enum { kAlignment = 4096 };
 
 static atomic_ulong calls;
 static atomic_ulong disturbed;
+static atomic_ulong denied;
 
 unsigned long num_disturbed(void) {
   return atomic_load(&disturbed);
+}
+
+unsigned long num_denied(void) {
+  return atomic_load(&denied);
 }
 
 // Returns how many of the `size` bytes to transfer, or -1 to interrupt the transfer.
@@ -65,3 +75,22 @@ INTERRUPTED_ONCE(fallocate, (int fd, int mode, off_t offset, off_t size), (fd, m
 INTERRUPTED_ONCE(fallocate64, (int fd, int mode, off_t offset, off_t size), (fd, mode, offset, size))
 INTERRUPTED_ONCE(ftruncate, (int fd, off_t size), (fd, size))
 INTERRUPTED_ONCE(ftruncate64, (int fd, off_t size), (fd, size))
+
+#define DENIED_ONCE(name)                                                       \
+  int name(int directory, const char* path, int flags, ...) {                   \
+    static int (*real)(int, const char*, int, ...);                             \
+    if (real == NULL) real = (int (*)(int, const char*, int, ...))dlsym(RTLD_NEXT, #name); \
+    va_list rest;                                                               \
+    va_start(rest, flags);                                                      \
+    const mode_t mode = flags & O_CREAT ? va_arg(rest, mode_t) : 0;             \
+    va_end(rest);                                                               \
+    const int fd = real(directory, path, flags, mode);                          \
+    if (fd < 0 || !(flags & O_EXCL) || strstr(path, "/.metadata.") == NULL) return fd; \
+    if (atomic_fetch_add(&denied, 1) > 0) return fd;                            \
+    close(fd);                                                                  \
+    errno = ENOENT;                                                             \
+    return -1;                                                                  \
+  }
+
+DENIED_ONCE(openat)
+DENIED_ONCE(openat64)
