@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <unordered_set>
+#include <utility>
 
 #include "csrc/base/failpoint.h"
 #include "csrc/engine/commit/live_saves.h"
@@ -88,24 +89,14 @@ Status Commit::begin_slowly() {
   if (!is_new) BCP_RETURN_IF_ERROR(refuse_what_is_there());
   const std::string own_tmp = tmp_name(o.save_id, o.scope);
   const base::MutexLock lock(mutex_);
-  bool has_asked = false;
-  const auto create = [&]() -> base::Result<LockFile> {
-    base::Result<LockFile> tmp = LockFile::create(path(own_tmp), o.about);
-    // A file system can create the file, and answer that it is missing since another save has removed it (sshfs). What
-    // has this name now is ours, then.
-    const bool is_own = has_asked && tmp.status().sys_errno() == EEXIST;
-    has_asked = true;
-    if (!is_own) return tmp;
-    BCP_RETURN_IF_ERROR(io::remove_file(path(own_tmp)));
-    return LockFile::create(path(own_tmp), o.about);
-  };
+  bool is_again = false;
   BCP_RETURN_IF_ERROR(io::ask_until_seen(o.directory, o.visibility_timeout_s, [&]() BCP_REQUIRES(mutex_) -> Status {
-    base::Result<LockFile> tmp = create();
+    base::Result<LockFile> tmp = LockFile::create(path(own_tmp), o.about, std::exchange(is_again, true));
     if (!tmp.is_ok() && tmp.status().sys_errno() == ENOENT) {
       // A prune, or the failed save that had created the directory, removed it as unused. They do so only while it is
       // empty. If another machine did, it may seem to be there for a while.
       BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync, &made_));
-      tmp = create();
+      tmp = LockFile::create(path(own_tmp), o.about, is_again);
     }
     BCP_ASSIGN_OR_RETURN(tmp_, std::move(tmp));
     return Status::ok();

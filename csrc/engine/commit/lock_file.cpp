@@ -127,9 +127,14 @@ void LockFile::track() {
   }
 }
 
-base::Result<LockFile> LockFile::create(const std::string& path, const std::string& about) {
+base::Result<LockFile> LockFile::create(const std::string& path, const std::string& about, bool is_again) {
+  base::Result<io::DiskFile> file = io::DiskFile::create(path, /*direct=*/false);
+  if (is_again && file.status().sys_errno() == EEXIST) {
+    BCP_RETURN_IF_ERROR(io::remove_file(path));
+    file = io::DiskFile::create(path, /*direct=*/false);
+  }
   LockFile made;
-  BCP_ASSIGN_OR_RETURN(made.file_, io::DiskFile::create(path, /*direct=*/false));
+  BCP_ASSIGN_OR_RETURN(made.file_, std::move(file));
   return lock(std::move(made), about);
 }
 

@@ -32,8 +32,10 @@ class LockFile {
 
   /// Creates and locks `path`; only creates it if the file system has no locks.
   /// \param about  A line to write into it, or nothing.
+  /// \param is_again  Whether this process has tried before. A file of this name is ours then: a file system can create
+  ///                  it and answer that it is missing, since another save has removed it meanwhile (sshfs).
   /// \returns kBusy if somebody locked or removed it in between: another save is looking at this path. kStorage.
-  static base::Result<LockFile> create(const std::string& path, const std::string& about = "");
+  static base::Result<LockFile> create(const std::string& path, const std::string& about = "", bool is_again = false);
   /// The same in an open directory. `remove` then also works in that directory, whatever its path leads to by then.
   static base::Result<LockFile> create(std::shared_ptr<const io::OpenDirectory> in, const std::string& name);
 
