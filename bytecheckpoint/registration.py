@@ -22,7 +22,7 @@ from bytecheckpoint.dcp.call_context import explicit_call
 from bytecheckpoint.dcp.default_storage import storage_setup
 from bytecheckpoint.dcp.direct_calls import failing_planner, save_over_group
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
-from bytecheckpoint.dcp.memory_first import is_in_memory, save_by_tiers
+from bytecheckpoint.dcp.memory_first import is_in_tiers, save_by_tiers
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
 from bytecheckpoint.dcp.safe_exchange import IS_FOUND, SafeWrapper
@@ -253,7 +253,7 @@ def _with_call_context(flow: Callable[..., Any], storage: str, planner_of_now: C
         staged = state and state()
         is_in_background = around is not None and around.background is not None
         writer = given[storage]
-        if isinstance(writer, BcpWriter) and is_in_memory(str(writer.checkpoint_id)):
+        if isinstance(writer, BcpWriter) and is_in_tiers(str(writer.checkpoint_id)):
 
             def save(writer: BcpWriter) -> Any:
                 given[storage] = writer

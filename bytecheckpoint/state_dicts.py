@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import fail_load, fail_save, run_load, run_save, with_states
 from bytecheckpoint.dcp.memory_first import is_in_memory
-from bytecheckpoint.dcp.memory_machines import meet_to_load
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner, stores_parts, to_stage
+from bytecheckpoint.dcp.tiers_to_load import meet_to_load
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import next_turn
 from bytecheckpoint.distributed.groups import keep_watching, own_group

@@ -24,6 +24,7 @@ from bytecheckpoint.report.text import size_text
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of
 from bytecheckpoint.storage.step_folder import step_paths
+from bytecheckpoint.storage.tiers import lent_path
 
 __all__ = ["DrainReport", "copy_step", "drain"]
 
@@ -196,7 +197,7 @@ def copy_step(
     after = before
     try:
         copied = copy_checkpoint(
-            path,
+            lent_path(path),
             str(below(durable, name_of(as_place(path)))),
             overwrite=True,
             bytes_per_s=bytes_per_s,

@@ -14,7 +14,8 @@ from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import inspect_step, is_bare
 from bytecheckpoint.storage.paths import below, check_name, location
 from bytecheckpoint.storage.step_folder import StepFolder, folder_of, step_paths
-from bytecheckpoint.storage.tiers import Tiers, is_whole_in_memory
+from bytecheckpoint.storage.step_places import is_whole_in_memory
+from bytecheckpoint.storage.tiers import Tiers
 
 __all__ = ["look_at_step", "scan_steps"]
 

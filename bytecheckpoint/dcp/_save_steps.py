@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from errno import ETIMEDOUT
@@ -52,6 +52,7 @@ class SaveOptions:
         one_file_a_record: Whether each record gets a file of its own.
         user_metadata: What the user passed, as JSON text; "" for nothing.
         after_write: Called with the names of the files that this rank has written, before it says so; or None.
+        ranks_here: The ranks that write to the disk of the coordinator; None for all.
     """
 
     config: Config
@@ -60,6 +61,7 @@ class SaveOptions:
     one_file_a_record: bool
     user_metadata: str
     after_write: Callable[[Sequence[str]], None] | None = None
+    ranks_here: Set[int] | None = None
 
     def gaps_of(self, session: SaveSession) -> str:
         """Returns what becomes of elements that no rank holds; see ``gaps_of_save``."""
@@ -178,8 +180,9 @@ def commit_save(
         )
         checkpoint = assembled(user_metadata=options.user_metadata)
         session.phases.end("assemble_s")
-        with explaining_unseen(session.path, handed_in):
-            commit.check_files(checkpoint)
+        here = [result for result in handed_in if options.ranks_here is None or result.rank in options.ranks_here]
+        with explaining_unseen(session.path, here):
+            commit.check_files(checkpoint, options.ranks_here)
         if options.config.digest:
             text = with_digest(
                 session, options.config, options.user_metadata, checkpoint, cancelling.raise_if_cancelled
@@ -187,7 +190,8 @@ def commit_save(
             checkpoint = assembled(user_metadata=text)
         report = commit.commit(checkpoint)
         note_commit(session.path)
-        note_tier_commit(session.path)
+        if options.ranks_here is None:  # else the other disks come next
+            note_tier_commit(session.path)
     except BaseException as error:
         try:
             in_doubt = any(getattr(reason, "errno", None) == ETIMEDOUT for reason in failed.values())

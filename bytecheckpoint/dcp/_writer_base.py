@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,12 @@ class WriterBase(StorageWriter):
         self.memory_s = 0.0
         self.same_save_as = ""
         self.after_write: Callable[[Sequence[str]], None] | None = None  # with the names of this rank's files
+        # The ranks that write to the disk of the coordinator, if others write to others; see `near_disks`.
+        self.ranks_here: Set[int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_of_thread", "_cancelling", "in_memory", "goes_on", "memory_s", "same_save_as", "after_write")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        own = {"_of_thread", "_cancelling", "in_memory", "goes_on", "memory_s", "same_save_as", "after_write"}
+        return {name: value for name, value in self.__dict__.items() if name not in own | {"ranks_here"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -173,10 +175,14 @@ class WriterBase(StorageWriter):
 
     @property
     def _options(self) -> SaveOptions:
-        one_file_a_record = not self.single_file_per_rank
-        after_write = self.after_write
         return SaveOptions(
-            self.config, self.overwrite, self.sync_files, one_file_a_record, self.user_metadata, after_write
+            config=self.config,
+            overwrite=self.overwrite,
+            sync=self.sync_files,
+            one_file_a_record=not self.single_file_per_rank,
+            user_metadata=self.user_metadata,
+            after_write=self.after_write,
+            ranks_here=self.ranks_here,
         )
 
 

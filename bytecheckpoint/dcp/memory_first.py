@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bytecheckpoint.checkpoint.memory_states import keep_newest
 from bytecheckpoint.dcp.memory_machines import Machines
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX
+from bytecheckpoint.dcp.near_disks import save_near
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import (
     CheckpointError,
@@ -34,7 +35,7 @@ from bytecheckpoint.storage.parts import PARTS, step_and_part
 from bytecheckpoint.storage.paths import as_place, below, parent_of
 from bytecheckpoint.storage.tiers import Tiers, go_without_memory, has_memory, note_save, tiers_of
 
-__all__ = ["forget_in_memory", "is_in_memory", "save_by_tiers"]
+__all__ = ["forget_in_memory", "is_in_memory", "is_in_tiers", "save_by_tiers"]
 
 T = TypeVar("T")
 
@@ -48,6 +49,11 @@ _is_within: ContextVar[bool] = ContextVar("bytecheckpoint_by_tiers", default=Fal
 _logger = logging.getLogger("bytecheckpoint")
 
 
+def is_in_tiers(path: str) -> bool:
+    """Whether saves to a path go by tiers: see ``save_by_tiers``."""
+    return tiers_of(path) is not None
+
+
 def is_in_memory(path: str) -> bool:
     """Whether saves to a path are committed in memory first."""
     found = tiers_of(path)
@@ -58,6 +64,8 @@ def save_by_tiers(
     writer: BcpWriter, save: Callable[[BcpWriter], T], group: dist.ProcessGroup | None, only: str = ""
 ) -> T | None:
     """Saves, in memory first if the path of a writer is in ``Tiers`` with memory. Collective.
+
+    On a near place that is not shared, each machine commits on its disk; see ``near_disks``.
 
     Args:
         writer: Writer of the save to the disk, which gets the save id of what is in memory, and knows afterwards
@@ -75,20 +83,28 @@ def save_by_tiers(
         ConfigError: There are too few machines for the replicas of the tier.
     """  # noqa: DOC501
     found = tiers_of(str(writer.checkpoint_id))
-    if found is None or not has_memory(found[0]) or only == "disk" or _is_within.get():
+    if found is None or _is_within.get():  # a flow within a flow is the same save
         return save(writer) if only != "memory" else None
-    token = _is_within.set(True)  # a flow within a flow is the same save
-    memory = _MemorySave(writer, *found, group)
+    tiers, rest = found
+
+    def save_to_disk(writer: BcpWriter) -> T:
+        return save_near(writer, save, tiers, group)
+
+    token = _is_within.set(True)
     try:
-        if only != "memory" and not writer.overwrite and found[0].disks:
-            saved = save(writer)  # first: it may be refused, and then nothing may be changed
-            memory.save(save)
-            return saved
-        in_memory = memory.save(save)
-        return in_memory if only == "memory" or not writer.goes_on else save(writer)
-    except SaveCancelledError:
-        memory.take_back()
-        raise
+        if not has_memory(tiers) or only == "disk":
+            return save_to_disk(writer) if only != "memory" else None
+        memory = _MemorySave(writer, tiers, rest, group)
+        try:
+            if only != "memory" and not writer.overwrite and tiers.disks:
+                saved = save_to_disk(writer)  # first: it may be refused, and then nothing may be changed
+                memory.save(save)
+                return saved
+            in_memory = memory.save(save)
+            return in_memory if only == "memory" or not writer.goes_on else save_to_disk(writer)
+        except SaveCancelledError:
+            memory.take_back()
+            raise
     finally:
         _is_within.reset(token)
 

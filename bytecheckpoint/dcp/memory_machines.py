@@ -13,13 +13,12 @@ import os
 import secrets
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from errno import ENOENT
 from pathlib import Path
 
 import torch.distributed as dist
 
-from bytecheckpoint.config import Config
 from bytecheckpoint.distributed.agreement import all_together, gathered
 from bytecheckpoint.distributed.links import address_of, own_addresses
 from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError
@@ -35,7 +34,7 @@ from bytecheckpoint.storage.save_ids import begin_of_save
 from bytecheckpoint.storage.small_files import storage_errors
 from bytecheckpoint.storage.tiers import MemoryTier, Tiers
 
-__all__ = ["Machines", "meet_to_load"]
+__all__ = ["Machines"]
 
 _TOKEN_BYTES = 32
 
@@ -317,40 +316,6 @@ class Machines:
             names = [name.removeprefix(beginning) for name in self.peers.names(machine, beginning)]
             for name in sorted((name for name in names if not is_data_file(name)), key=is_mark):
                 held.put(name, self.peers.get(machine, held.key(name)))
-
-
-def meet_to_load(tiers: object, group: dist.ProcessGroup | None, what: str, config: Config) -> bool:
-    """Makes this machine know all that the machines of a group have of a run in memory. Collective over ``group``.
-
-    Args:
-        tiers: ``Tiers``, or the path of a step in them; of anything else, nothing is done.
-        group: A group of our own; None for this rank alone.
-        what: What is being done, for errors.
-        config: Settings of the load.
-
-    Returns:
-        False if machines cannot reach one another, so that it is known of none what the others have.
-
-    Raises:
-        ConfigError: An argument of the tier does not fit, and there is no other place.
-        StorageError: Machines cannot reach one another, and there is no other place.
-        CheckpointError: A rank was lost.
-    """
-    tiers = getattr(tiers, "tiers", tiers)
-    if not isinstance(tiers, Tiers) or tiers.memory is None or group is None or group.size() == 1:
-        return True
-    tiers.open()
-    without_replicas = replace(tiers, memory=replace(tiers.memory, replicas=0))  # a smaller job can load
-    call = what, tiers.in_memory
-    try:
-        Machines(without_replicas, group, call, config.stall_timeout_s, looks=True).adopt()
-    except (ConfigError, StorageError) as error:  # on all ranks
-        if not tiers.disks:
-            raise
-        _logger.warning("%s(%s): not from the memory of several machines: %s", *call, str(error))
-        meet(run_of(tiers.in_memory), None)
-        return False
-    return True
 
 
 def _begin_of(path: str) -> int:

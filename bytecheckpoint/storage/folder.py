@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bytecheckpoint.config import Config
@@ -37,8 +37,12 @@ class Commit(Protocol):
             CheckpointSupersededError: Another save has it.
         """
 
-    def check_files(self, checkpoint: Any) -> None:
+    def check_files(self, checkpoint: Any, ranks: Set[int] | None = None) -> None:
         """Checks that every data file of ``checkpoint`` is as its rank left it.
+
+        Args:
+            checkpoint: What is to be committed.
+            ranks: Those whose files are in this folder; None for all.
 
         Raises:
             CheckpointError: One is not.

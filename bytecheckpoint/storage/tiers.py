@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError
+from bytecheckpoint.errors import ConfigError, StorageError
 from bytecheckpoint.native import _core
 from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.storage.folders import folder_at, known
-from bytecheckpoint.storage.memory.client import HolderClient
 from bytecheckpoint.storage.memory.connection import HolderOptions, set_options, url_of_run
-from bytecheckpoint.storage.names import is_mark
-from bytecheckpoint.storage.object_store.urls import HELD, is_http
-from bytecheckpoint.storage.parts import PARTS, step_and_part
+from bytecheckpoint.storage.object_store.urls import is_http
+from bytecheckpoint.storage.parts import step_and_part
 from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location, parent_of
-from bytecheckpoint.storage.save_ids import begin_of_save
 from bytecheckpoint.storage.step_names import is_step_name
+from bytecheckpoint.storage.step_places import begin_of, has_mark, is_whole_in_memory
 
 __all__ = [
     "MemoryTier",
@@ -33,7 +31,8 @@ __all__ = [
     "Tiers",
     "go_without_memory",
     "has_memory",
-    "is_whole_in_memory",
+    "lend_near",
+    "lent_path",
     "note_save",
     "tier_of",
     "tiers_of",
@@ -41,7 +40,6 @@ __all__ = [
 
 _logger = logging.getLogger("bytecheckpoint")
 
-_MARK = ".metadata"
 _MEMORY = "memory"
 _NAMES = ("near", "durable")
 _LOOK_S = 5.0  # for a file system to say what it is
@@ -196,7 +194,8 @@ class Tiers(TieredPath):
 
     @property
     def places(self) -> tuple[Place, ...]:
-        return (*filter(None, [self.in_memory]), *self.disks)
+        lent = _in_use.get().lent
+        return (*filter(None, [self.in_memory]), *(lent.get(place, place) for place in self.disks))
 
     @property
     def place(self) -> Place:
@@ -271,16 +270,17 @@ class TierStep(TieredPath):
     def place_to_read(self) -> Place:
         self.tiers.open()
         places = self.places
-        num_saved_to = places.index(self.place) + 1  # what is behind is a copy of these, and may be far away
+        # What is behind is a copy of these, and may be far away.
+        num_saved_to = (self.tiers.memory is not None) + bool(self.tiers.disks)
         there = [*filter(self._is_in, places[:num_saved_to])]
         if len(there) > 1:  # it may have been saved again to one of them alone; of equal ones the nearest is taken
-            return max(there, key=_begin_of)
+            return max(there, key=begin_of)
         return next(iter(there), None) or next(filter(self._is_in, places[num_saved_to:]), self.place)
 
     def _is_in(self, place: Place) -> bool:
         """Whether a place has it. One that cannot be looked at has nothing: another place may have it."""
         try:
-            return _has_mark(place) and is_whole_in_memory(place)
+            return has_mark(place) and is_whole_in_memory(place)
         except StorageError as error:
             _logger.warning("load(%s): %s cannot be looked at: %s", self, place, str(error))
             return False
@@ -315,6 +315,7 @@ class _InUse:
         self.saved_to: set[Place] = set()
         self.counts: dict[Place, _Count] = {}
         self.without_memory: set[Place] = set()
+        self.lent: dict[Place, str] = {}
 
     def use(self, tiers: Tiers, is_save: bool) -> Place:
         place = tiers.place
@@ -347,7 +348,7 @@ def tiers_of(path: str, *, anywhere: bool = False) -> tuple[Tiers, str] | None:
     """
     in_use = _in_use.if_made()
     for tiers in () if in_use is None else [*in_use.by_place.values()]:
-        for place in map(str, tiers.places if anywhere else (tiers.place,)):
+        for place in [str(place) for _, place in _named(tiers)] if anywhere else [str(tiers.place)]:
             if path.startswith(f"{place}/"):
                 return tiers, path[len(place) + 1 :]
     return None
@@ -357,10 +358,16 @@ def tier_of(path: str) -> str:
     """Returns which tier a path is in: ``memory``, ``near`` or ``durable``; "" if it is in none of this process."""
     in_use = _in_use.if_made()
     for tiers in () if in_use is None else [*in_use.by_place.values()]:
-        for name, place in zip(tiers.names, tiers.places, strict=True):
+        for name, place in _named(tiers):
             if path.startswith(f"{place}/"):
                 return name
     return ""
+
+
+def _named(tiers: Tiers) -> list[tuple[str, Place]]:
+    """Returns the places by their names; a near one that machines lend twice, as its path, too."""
+    lent = [*zip(tiers.names, tiers.places, strict=True)]
+    return [*lent, *zip(tiers.names[-len(tiers.disks) :], tiers.disks, strict=False)]
 
 
 def note_save(tiers: Tiers, path: str) -> bool:
@@ -389,40 +396,25 @@ def go_without_memory(tiers: Tiers) -> None:
     _in_use.get().without_memory.add(tiers.place)
 
 
-def _has_mark(place: Place) -> bool:
-    """Whether a checkpoint is committed in a step, whole, by ranks, or in parts."""
-    folder = folder_at(place)
-    return (
-        folder.has(_MARK)
-        or folder_at(below(place, PARTS[-1])).has(_MARK)
-        or (isinstance(place, Path) and not folder.is_gone() and any(map(is_mark, folder.names())))
-    )
+def lend_near(tiers: Tiers, url: str) -> None:
+    """Notes where the near place is read from, if each machine has a disk of its own there: what all lend is at a URL.
+
+    Args:
+        tiers: Places of the run.
+        url: The URL; "" if all machines have one disk.
+    """
+    lent = _in_use.get().lent
+    lent.pop(as_place(str(tiers.near)), None)
+    if url:
+        lent[as_place(str(tiers.near))] = known(url, tiers.config)  # type: ignore[assignment]
 
 
-def is_whole_in_memory(place: Place) -> bool:
-    """Whether a step in memory has all data files, here or on machines that are known; True for any other place."""
-    if not str(place).startswith(f"{HELD}://"):
-        return True
-    for at in (place, *(below(place, part) for part in PARTS)):
-        if not folder_at(at).has(_MARK):
-            continue
-        names = {*HolderClient(str(at)).names()}
-        try:
-            files = _core.Checkpoint.open(str(at), max_whole_bytes=0).files()
-        except CheckpointError:
-            return True  # it is damaged, which a load says
-        if any(name not in names for name, *_ in files):
-            return False
-    return True
-
-
-def _begin_of(place: Place) -> int:
-    """Returns when the save of a step began, in nanoseconds since 1970; 0 if nobody knows, and -1 if it is damaged."""
-    at = place if folder_at(place).has(_MARK) else below(place, PARTS[-1])
-    try:
-        return begin_of_save(_core.Checkpoint.open(str(at), max_whole_bytes=0).save_id)
-    except CheckpointError:
-        return -1
+def lent_path(path: str) -> str:
+    """Returns where a step of a near place is read from: the path itself, unless machines lend their parts of it."""
+    for near, url in _in_use.get().lent.items():
+        if path.startswith(f"{near}/"):
+            return str(below(url, *path[len(str(near)) + 1 :].split("/")))
+    return path
 
 
 def _warn_of(tiers: Tiers) -> None:

@@ -14,7 +14,7 @@ from bytecheckpoint.contents.wrong_path import refuse_reference
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError, UnsupportedError
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.paths import Place, TieredPath, below, location_to_read, name_of, parent_of
-from bytecheckpoint.storage.tiers import is_whole_in_memory
+from bytecheckpoint.storage.step_places import is_whole_in_memory
 from bytecheckpoint.training_state.tracker import step_folder
 
 __all__ = ["folder_to_load"]

@@ -119,15 +119,15 @@ def one_look(
 
     def runs() -> list[Place]:
         places = run.places if isinstance(run, TieredPath) else (location(run),)
-        if isinstance(run, Tiers) and not has_memory:
-            places = run.disks
+        if isinstance(run, Tiers) and run.memory is not None and not has_memory:
+            places = places[1:]
         return [folder_of_role(known(place, config), check_role(role)) for place in places]
 
     if isinstance(run, TieredPath):
         run.open()
     if process_group is None:
         return newest_in(runs(), look, asked)
-    from bytecheckpoint.dcp.memory_machines import meet_to_load
+    from bytecheckpoint.dcp.tiers_to_load import meet_to_load
     from bytecheckpoint.distributed.agreement import agree, all_together, gathered
     from bytecheckpoint.distributed.call_order import next_turn
     from bytecheckpoint.distributed.groups import own_group

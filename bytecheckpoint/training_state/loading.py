@@ -19,8 +19,8 @@ from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import run_load
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
-from bytecheckpoint.dcp.memory_machines import meet_to_load
 from bytecheckpoint.dcp.reader import BcpReader
+from bytecheckpoint.dcp.tiers_to_load import meet_to_load
 from bytecheckpoint.distributed.agreement import agree, all_together, gathered, held_by_none
 from bytecheckpoint.distributed.groups import own_group
 from bytecheckpoint.distributed.launch import refuse_unaware_rank

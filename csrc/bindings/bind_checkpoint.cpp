@@ -233,6 +233,11 @@ void check_unchanged(const Checkpoint& checkpoint, const std::string& directory)
 }
 
 /// Gives `sink` the bytes that tell this view from others; none unless the checkpoint is a view.
+/// Reads a commit mark of ours that another machine has.
+CheckpointHolder of_metadata_file(const std::string& bytes) {
+  return CheckpointHolder(new Checkpoint(value_unlocked([&] { return format::decode_metadata_file(bytes); })));
+}
+
 void describe(const Checkpoint& checkpoint, const py::function& sink) {
   if (checkpoint.view() == nullptr) return;
   engine::describe_view(*checkpoint.view(), [&](std::string_view bytes) { sink(py::bytes(bytes)); });
@@ -246,6 +251,7 @@ void bind_checkpoint(py::module_& m) {
       .def_static("open", &open, py::arg("directory"), py::kw_only(), py::arg("rank") = py::none(),
                   py::arg("check_pickle") = false, py::arg("accept_rewritten") = false,
                   py::arg("max_whole_bytes") = INT64_MAX, py::arg("io_timeout_s") = 0.0)
+      .def_static("of_metadata_file", &of_metadata_file, py::arg("content"))
       .def_property_readonly("save_id", [](const Checkpoint& c) { return base::to_hex(c.head().save_id); })
       .def_property_readonly("checkpoint_id", [](const Checkpoint& c) { return c.head().checkpoint_id; })
       .def_property_readonly("user_metadata", [](const Checkpoint& c) { return c.head().user_metadata; })

@@ -4,6 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "csrc/bindings/bind.h"
 #include "csrc/bridge/checkpoint.h"
@@ -175,10 +179,13 @@ void bind_commit(py::module_& m) {
            py::arg("about"), py::arg("deadline_s"), py::arg("visibility_timeout_s"), py::arg("io_timeout_s"))
       .def(
           "check_files",
-          [](engine::Commit& self, const Checkpoint& checkpoint) {
-            run_unlocked([&] { return self.check_files(checkpoint.head().files); });
+          [](engine::Commit& self, const Checkpoint& checkpoint, const std::optional<std::set<uint32_t>>& ranks) {
+            std::vector<format::FileEntry> files = checkpoint.head().files;
+            const auto is_elsewhere = [&](const format::FileEntry& file) { return ranks->count(file.id.rank) == 0; };
+            if (ranks) files.erase(std::remove_if(files.begin(), files.end(), is_elsewhere), files.end());
+            run_unlocked([&] { return self.check_files(std::move(files)); });
           },
-          py::arg("checkpoint"))
+          py::arg("checkpoint"), py::arg("ranks") = py::none())
       .def("check_right", [](engine::Commit& self) { run_unlocked([&] { return self.check_right(); }); })
       .def("commit", &commit, py::arg("checkpoint"))
       .def(

@@ -3,9 +3,10 @@
 
 Usage: memory_job.py FOLDER CONTROL RANK RANKS JSON
 
-JSON has ``tier``: the arguments of ``MemoryTier``; ``disk``: whether there is a near disk, too; ``alone``: a step that
-each rank loads by itself at first; ``resumes``: whether the newest is loaded then; ``ranks_saved``: how many ranks have
-saved what is loaded; ``saves``: numbers of steps to save; ``waits_before``: the one before which it waits for the test.
+JSON has ``tier``: the arguments of ``MemoryTier``, or null; ``disk``: whether there is a near disk, too; ``durable``: a
+folder, or nothing; ``alone``: a step that each rank loads by itself at first; ``resumes``: whether the newest is loaded
+then; ``ranks_saved``: how many ranks have saved what is loaded; ``saves``: numbers of steps to save; ``waits_before``:
+the one before which it waits for the test.
 """
 
 from __future__ import annotations
@@ -98,8 +99,11 @@ def say(name: str, what: object) -> None:
 def main() -> None:
     faulthandler.dump_traceback_later(60.0, file=(CONTROL / f"stacks.{RANK}").open("w"))
     dist.init_process_group("gloo", rank=RANK, world_size=RANKS, timeout=timedelta(seconds=60))
-    near = {"near": FOLDER / "run"} if ASKED.get("disk") else {}
-    tiers = Tiers(memory=MemoryTier(**ASKED["tier"]), **near)
+    tiers = Tiers(
+        memory=MemoryTier(**ASKED["tier"]) if ASKED["tier"] else None,
+        near=FOLDER / "run" if ASKED.get("disk") else "",
+        durable=ASKED.get("durable", ""),
+    )
     said: dict[str, Any] = {}
     try:
         if ASKED.get("alone"):
@@ -107,13 +111,15 @@ def main() -> None:
         if ASKED.get("resumes"):
             said["resumed"] = resumed(tiers)
         said["saved"] = saved(tiers)
+        if ASKED.get("durable"):
+            bytecheckpoint.shutdown()
     except BaseException:
         said["error"] = traceback.format_exc()
     say("said", said)
     wait_for("end")
-    say(
-        "here", [each.name for each in HolderClient(tiers.in_memory).everything("")]
-    )  # when all ranks have said what they got
+    # When all ranks have said what they got.
+    here = HolderClient(tiers.in_memory).everything("") if tiers.memory else ()
+    say("here", [each.name for each in here])
     os._exit(0)  # as a job that was killed: it says nothing to anybody
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import timedelta
 from errno import EACCES, EINVAL, EOPNOTSUPP, ESTALE
@@ -131,8 +131,9 @@ class StoreCommit:
     def check_right(self) -> None:
         """See ``storage.folder.Commit``: who has the right shows only when ``commit`` sends its request."""
 
-    def check_files(self, checkpoint: Any) -> None:
+    def check_files(self, checkpoint: Any, ranks: Set[int] | None = None) -> None:
         """Checks that every data file is as its rank left it; see ``Commit::check_files``."""
+        assert ranks is None, "all ranks see one store"
         checkpoint.check_files(self._client.url)
 
     def commit(self, checkpoint: Any) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of one rank a machine, which run ``memory_job.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from support.machines import Machines
+
+__all__ = ["NUM_MACHINES", "Run", "all_say"]
+
+NUM_MACHINES = 3
+LIMIT_S = 90.0
+
+
+class Run:
+    """Jobs of one rank a machine, one after the other."""
+
+    def __init__(self, machines: Machines, **tier: Any) -> None:
+        self.machines = machines
+        self.tier = {"name": f"run-{os.getpid()}", "interface": "e0", "linger_s": 600.0, **tier}
+        self._num_jobs = len([*machines.base.glob("job*")])
+        self.control = machines.base
+
+    def job(self, on: Sequence[int], **asked: Any) -> dict[int, dict[str, Any]]:
+        """Runs a job, and returns what its ranks say. They then end as if they were killed."""
+        self.start(on, **asked)
+        return self.end(range(len(on)))
+
+    def start(self, on: Sequence[int], **asked: Any) -> None:
+        self._num_jobs += 1
+        self.control = self.machines.base / f"job{self._num_jobs}"
+        self.control.mkdir()
+        environment = {
+            **os.environ, "MASTER_ADDR": self.machines.address(on[0]), "MASTER_PORT": str(29500 + self._num_jobs),
+            "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "e0", "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        program = str(Path(__file__).with_name("memory_job.py"))
+        for rank, machine in enumerate(on):
+            text = json.dumps({"tier": self.tier, "ranks_saved": NUM_MACHINES, **asked})
+            command = [sys.executable, program, *map(str, (self.machines.folder, self.control, rank, len(on))), text]
+            self.machines.start(machine, command, environment)
+
+    def wait_for(self, name: str) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not (self.control / name).exists():
+            stacks = [f"{file.name}:\n{file.read_text()}" for file in sorted(self.control.glob("stacks.*"))]
+            assert time.monotonic() < end, "\n".join([f"{name} does not come", *stacks])
+            time.sleep(0.02)
+
+    def go(self) -> None:
+        (self.control / "go").touch()
+
+    def end(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+        for rank in ranks:
+            self.wait_for(f"said.{rank}")
+        (self.control / "end").touch()
+        said = {rank: json.loads((self.control / f"said.{rank}").read_text()) for rank in ranks}
+        for rank, of_rank in said.items():
+            self.wait_for(f"here.{rank}")
+            of_rank["files_here"] = json.loads((self.control / f"here.{rank}").read_text())
+        errors = [of_rank["error"] for of_rank in said.values() if "error" in of_rank]
+        assert not errors, errors[0]
+        return said
+
+
+def all_say(said: dict[int, dict[str, Any]], what: str) -> Any:
+    """Returns what all ranks say, which must be the same."""
+    answers = [of_rank[what] for of_rank in said.values()]
+    assert all(answer == answers[0] for answer in answers), answers
+    return answers[0]

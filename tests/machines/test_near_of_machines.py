@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three machines that have a disk of their own each at the near place: who commits where, and what is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.machines import Machines, Network, why_not
+
+import bytecheckpoint
+from machines.jobs import NUM_MACHINES, Run, all_say
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"SEVERAL MACHINES ARE NOT TESTED: {why_not()}")
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    with Machines(NUM_MACHINES, tmp_path, Network(apart=frozenset(range(NUM_MACHINES)))) as made:
+        yield made
+
+
+def run_on(machines: Machines) -> Run:
+    run = Run(machines)
+    run.tier = {}  # no memory
+    return run
+
+
+def disk(machines: Machines, machine: int) -> Path:
+    return machines.base / f"own{machine}" / "run"
+
+
+def test_each_machine_commits_its_part(machines: Machines) -> None:
+    run = run_on(machines)
+    assert all_say(run.job(range(3), disk=True, saves=[1, 2]), "saved") == {"1": "near", "2": "near"}
+    marks = [(disk(machines, at) / "step-2" / ".metadata").read_bytes() for at in range(3)]
+    assert marks[0] == marks[1] == marks[2]
+    for at in range(3):
+        names = {file.name.split("_")[2] for file in (disk(machines, at) / "step-2").glob("*.distcp")}
+        assert names == {str(at)}
+    # Other ranks than those that saved, and fewer.
+    assert all_say(run.job([2, 0, 1], disk=True, resumes=True), "resumed") == {"step": 2, "from": "held"}
+
+
+def test_a_step_counts_when_each_disk_has_its_mark(machines: Machines) -> None:
+    run = run_on(machines)
+    run.job(range(3), disk=True, saves=[1, 2])
+    (disk(machines, 1) / "step-2" / ".metadata").unlink()  # as if it had died before its mark
+    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 1, "from": "held"}
+    said = run.job(range(3), disk=True, saves=[2])
+    assert all_say(said, "saved") == {"2": "near"}
+    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 2, "from": "held"}
+
+
+def test_a_lost_disk_costs_what_is_not_durable(machines: Machines, tmp_path: Path) -> None:
+    durable = tmp_path / "durable"
+    run = run_on(machines)
+    said = run.job(range(3), disk=True, durable=str(durable), saves=[1, 2])
+    assert all_say(said, "saved") == {"1": "near", "2": "near"}
+    assert bytecheckpoint.verify(durable / "step-2").is_whole
+    run.job(range(3), disk=True, saves=[3])
+    shutil.rmtree(disk(machines, 0))
+    said = run.job(range(3), disk=True, durable=str(durable), resumes=True, saves=[4])
+    assert all_say(said, "resumed") == {"step": 2, "from": "disk"}
+    assert all_say(said, "saved") == {"4": "near"}
+    assert bytecheckpoint.verify(durable / "step-4").is_whole
+
+
+def test_what_is_removed_from_the_first_disk_is_removed_from_all(machines: Machines) -> None:
+    run = run_on(machines)
+    run.start(range(3), disk=True, saves=[1, 2, 3], waits_before=3)
+    for rank in range(3):
+        run.wait_for(f"at.{rank}")
+    shutil.rmtree(disk(machines, 0) / "step-1")
+    bytecheckpoint.pin(disk(machines, 2) / "step-1")
+    run.go()
+    assert all_say(run.end(range(3)), "saved") == {"1": "near", "2": "near", "3": "near"}
+    left = [sorted(path.name for path in disk(machines, at).glob("step-*")) for at in range(3)]
+    assert left == [["step-2", "step-3"], ["step-2", "step-3"], ["step-1", "step-2", "step-3"]]
+
+
+def test_a_save_that_fails_on_one_disk_leaves_nothing_on_any(machines: Machines) -> None:
+    run = run_on(machines)
+    run.job(range(3), disk=True, saves=[1])
+    (disk(machines, 2) / "step-2").write_text("in the way")
+    said = run.job(range(3), disk=True, saves=[2])
+    for of_rank in said.values():
+        assert of_rank["saved"]["2"].startswith("StorageError: ")
+        assert "step-2" in of_rank["saved"]["2"]
+    for at in range(2):
+        assert not (disk(machines, at) / "step-2").exists()
+    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 1, "from": "held"}
