@@ -233,8 +233,8 @@ class Retention:
         )
         committed = {_step_of(folder): folder for folder in folders if folder.has_mark}
         order = commit_order(as_place(self.root), committed)
-        complete = [committed[step] for step in order.steps if committed[step].is_complete]  # the newest first
-        by_time = [committed[step] for step in order.by_time if committed[step].is_complete]
+        complete = [committed[step] for step in order.steps if committed[step].is_kept]  # the newest first
+        by_time = [committed[step] for step in order.by_time if committed[step].is_kept]
         chosen = self._chosen(by_time)
         by_rules = [
             folder
@@ -253,7 +253,7 @@ class Retention:
         newest = kept[0]
         report.doubts.extend(filter(None, [order.doubts_about(_step_of(newest))]))
         # A complete one without a place in the order cannot be looked at any more: it is left alone.
-        going = [folder for folder in folders if folder in complete or not folder.is_complete]
+        going = [folder for folder in folders if folder in complete or not folder.is_kept]
         going = [each for each in going if each.path not in needed and each not in kept and each.step not in protect]
         report.warnings.extend(removal.begin(newest))
         newer = [folder for folder in going if order.is_newer(_step_of(folder), _step_of(newest))]
@@ -293,9 +293,9 @@ class Retention:
             return False
         if folder.is_being_saved:
             why = "a save is under way"
-        elif folder.state not in ("complete", "half") and not self.remove_corrupt:
+        elif folder.state not in ("complete", "part", "half") and not self.remove_corrupt:
             why = f"{folder.state}: {folder.reason}"
-        elif folder.state not in ("complete", "half") and folder in newer:
+        elif folder.state not in ("complete", "part", "half") and folder in newer:
             why = f"{folder.state}, but no newer one is complete: {folder.reason}"
         elif folder.state == "half" and not removal.is_dead(folder, newest):
             why = f"half, but a save on another host may still be writing it: {folder.reason}"
@@ -306,7 +306,7 @@ class Retention:
 
     def _look(self, folder: StepFolder, removal: StepRemoval, report: RetentionReport) -> int:
         """Does what ``_remove`` does, in a dry run."""
-        (report.removed if folder.is_complete else report.swept).append(folder.path)
+        (report.removed if folder.is_kept else report.swept).append(folder.path)
         return removal.bytes_of(folder)
 
     def _remove(self, folder: StepFolder, removal: StepRemoval, report: RetentionReport) -> int:
@@ -314,7 +314,7 @@ class Retention:
         if outcome.skipped:
             report.skipped[folder.path] = outcome.skipped
         elif not outcome.is_loadable and not outcome.failures:
-            (report.removed if folder.is_complete else report.swept).append(folder.path)
+            (report.removed if folder.is_kept else report.swept).append(folder.path)
         report.warnings.extend(f"{folder.name}: {failure}" for failure in outcome.failures)
         report.warnings.extend(f"{folder.name} was removed, except for {left}" for left in outcome.stays)
         return outcome.bytes_freed

@@ -25,13 +25,14 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.agreement import all_together, gathered
 from bytecheckpoint.distributed.collectives import broadcast
 from bytecheckpoint.distributed.groups import between_ranks, calling
-from bytecheckpoint.errors import CheckpointError, UnsupportedError
+from bytecheckpoint.errors import CheckpointError, StorageError, UnsupportedError
 from bytecheckpoint.native import _C, _core
 from bytecheckpoint.runtime.boot_id import boot_id
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.storage.folder import Commit
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.memory.peers import is_data_file
+from bytecheckpoint.storage.own_parts import note_own_part
 from bytecheckpoint.storage.paths import as_place
 from bytecheckpoint.storage.removals import removal_in
 from bytecheckpoint.storage.small_files import storage_errors
@@ -127,9 +128,14 @@ class NearDisks:
         if commit is None:
             self._together(lambda: None)
             self._together(lambda: None)
-            return
-        self._together(lambda: commit.check_files(checkpoint, self.ranks_here))
-        self._together(lambda: commit.commit(checkpoint))
+        else:
+            self._together(lambda: commit.check_files(checkpoint, self.ranks_here))
+            self._together(lambda: commit.commit(checkpoint))
+        if self.acts:
+            try:
+                note_own_part(Path(self._path), checkpoint.save_id, self.ranks_here)
+            except StorageError as error:  # it is committed; a prune keeps an older one, too
+                _logger.warning("%s", error)
 
     def _read_mark(self) -> bytes:
         if not self._coordinates:

@@ -7,13 +7,15 @@ import json
 import os
 import reprlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.names import RECORDS
-from bytecheckpoint.storage.paths import Place, name_of, parent_of
+from bytecheckpoint.storage.own_parts import ranks_of_own_part
+from bytecheckpoint.storage.paths import Place, as_place, name_of, parent_of
 from bytecheckpoint.storage.stored_digest import without_stored
 
 __all__ = [
@@ -47,7 +49,8 @@ _OF_REFERENCE = "metadata of ByteCheckpoint 0.0.x"
 
 
 # If parts are not complete, the first of their states in this order is the state of the whole.
-_WORST_FIRST = ("corrupt", "incomplete", "unknown", "saving", "half")
+_WORST_FIRST = ("corrupt", "incomplete", "unknown", "saving", "half", "part")
+_IS_PART = "machines with disks of their own have the other parts"
 
 
 def step_and_part(place: Place) -> tuple[Place, str]:
@@ -221,6 +224,12 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
 
 def _inspected(folder: str | os.PathLike[str], tmp: str) -> dict[str, Any]:
     found = _core.inspect_folder(os.fspath(folder), tmp)
+    at = as_place(folder)
+    if found["state"] == "corrupt" and RECORDS in found["others"] and isinstance(at, Path) and found["save_ids"]:
+        ranks = ranks_of_own_part(at, found["save_ids"][0])
+        of_these = None if ranks is None else _core.inspect_folder(str(at), tmp, ranks)
+        if of_these is not None and of_these["state"] == "complete":
+            found.update(state="part", reason=_IS_PART)
     found["records"] = [name for name in found["others"] if name == RECORDS]
     found["others"] = [name for name in found["others"] if name != RECORDS]
     if found["records"] and not found["others"] and is_bare(found):  # a save failed that kept a trace
@@ -235,6 +244,8 @@ def _state_of(folder: str | os.PathLike[str], components: Mapping[str, Mapping[s
     together.
     """
     states = {of_part["state"] for of_part in components.values()} - {"complete"}
+    if states == {"part"}:
+        return "part", _IS_PART
     for state in sorted(states, key=lambda state: (*_WORST_FIRST, state).index(state)):
         reasons = [f"{part}: {of['reason'] or state}" for part, of in components.items() if of["state"] == state]
         return state, REFERENCE if any(map(is_of_reference, reasons)) else "; ".join(reasons)

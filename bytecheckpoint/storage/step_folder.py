@@ -36,6 +36,8 @@ class StepFolder:
             ``corrupt``: there is a commit mark, but the mark or a file differs from what was written.
             ``incomplete``: everything is as it was written, but elements of a tensor are in no chunk, or in two.
             ``reason`` names the tensor; what is there can be loaded.
+            ``part``: of several machines each has a disk of its own at this place (see ``Tiers``); all have committed,
+            and this one has its part. A load of all of them finds the rest.
             ``unknown``: the folder holds nothing of a checkpoint (``has_mark`` is False), or it cannot be looked at:
             it is not readable, has a newer format, or metadata of another writer that we do not read.
         reason: Why it is not ``complete``; "" if it is.
@@ -83,9 +85,14 @@ class StepFolder:
         return self.state == "complete"
 
     @property
+    def is_kept(self) -> bool:
+        """Whether it holds a checkpoint that loads, or the part of this machine of one."""
+        return self.state in ("complete", "part")
+
+    @property
     def is_faulty(self) -> bool:
-        """Whether it is neither complete, nor being saved, nor a folder with nothing of a checkpoint in it."""
-        return self.state not in ("complete", "saving") and not (self.state == "unknown" and not self.has_mark)
+        """Whether it is not ``is_kept``, nor being saved, nor a folder with nothing of a checkpoint in it."""
+        return not self.is_kept and self.state != "saving" and not (self.state == "unknown" and not self.has_mark)
 
     def summary(self) -> str:
         """One line for people."""

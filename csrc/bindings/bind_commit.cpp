@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -18,6 +17,7 @@
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/commit/assemble.h"
 #include "csrc/engine/commit/commit.h"
+#include "csrc/engine/open/check_files.h"
 #include "csrc/engine/random_id.h"
 #include "csrc/format/manifest/metadata_file.h"
 #include "csrc/io/directory.h"
@@ -179,11 +179,8 @@ void bind_commit(py::module_& m) {
            py::arg("about"), py::arg("deadline_s"), py::arg("visibility_timeout_s"), py::arg("io_timeout_s"))
       .def(
           "check_files",
-          [](engine::Commit& self, const Checkpoint& checkpoint, const std::optional<std::set<uint32_t>>& ranks) {
-            std::vector<format::FileEntry> files = checkpoint.head().files;
-            const auto is_elsewhere = [&](const format::FileEntry& file) { return ranks->count(file.id.rank) == 0; };
-            if (ranks) files.erase(std::remove_if(files.begin(), files.end(), is_elsewhere), files.end());
-            run_unlocked([&] { return self.check_files(std::move(files)); });
+          [](engine::Commit& self, const Checkpoint& checkpoint, const engine::RanksHere& ranks) {
+            run_unlocked([&] { return self.check_files(engine::files_here(checkpoint.head().files, ranks)); });
           },
           py::arg("checkpoint"), py::arg("ranks") = py::none())
       .def("check_right", [](engine::Commit& self) { run_unlocked([&] { return self.check_right(); }); })

@@ -55,8 +55,9 @@ py::list names_of(const std::vector<std::string>& names) {
 }
 
 /// Returns the fields of FolderInspection under their names, ``state`` as a word.
-py::dict inspect(const std::string& directory, const std::string& own_tmp) {
-  const engine::FolderInspection found = value_unlocked([&] { return engine::inspect_folder(directory, own_tmp); });
+py::dict inspect(const std::string& directory, const std::string& own_tmp, const engine::RanksHere& ranks) {
+  const engine::FolderInspection found =
+      value_unlocked([&] { return engine::inspect_folder(directory, own_tmp, ranks); });
   py::dict out;
   out["state"] = name_of(found.state);
   out["reason"] = to_text(found.reason);
@@ -145,7 +146,7 @@ void bind_steps(py::module_& m) {
         return py::make_tuple(names_of(found.files), names_of(found.notes));
       },
       py::arg("directory"));
-  m.def("inspect_folder", &inspect, py::arg("directory"), py::arg("own_tmp") = "");
+  m.def("inspect_folder", &inspect, py::arg("directory"), py::arg("own_tmp") = "", py::arg("ranks") = py::none());
   m.def(
       "sync_directory",
       [](const std::string& directory) { run_unlocked([&] { return io::sync_directory(directory); }); },

@@ -97,7 +97,8 @@ std::string missing_marks(const FolderInspection& found) {
   return without < 0 ? "" : text("the save of rank ", without, " was not committed");
 }
 
-Status open_and_check(const std::string& directory, Scope scope, FolderInspection* found, FolderCoverage* coverage) {
+Status open_and_check(const std::string& directory, Scope scope, const RanksHere& ranks, FolderInspection* found,
+                      FolderCoverage* coverage) {
   BCP_ASSIGN_OR_RETURN(CommitMark mark, CommitMark::open(directory, scope));
   const format::Manifest& manifest = mark.head();
   found->num_files += static_cast<int64_t>(manifest.files.size());
@@ -112,11 +113,12 @@ Status open_and_check(const std::string& directory, Scope scope, FolderInspectio
   }
   found->save_ids.push_back(base::to_hex(manifest.save_id));
   for (const format::FileEntry& file : manifest.files) found->num_bytes += file.bytes;
-  BCP_RETURN_IF_ERROR(check_files(directory, manifest.files));
+  BCP_RETURN_IF_ERROR(check_files(directory, files_here(manifest.files, ranks)));
   return coverage->add(&mark);
 }
 
-base::Result<FolderInspection> look(const std::string& directory, const std::string& own_tmp, bool* changed) {
+base::Result<FolderInspection> look(const std::string& directory, const std::string& own_tmp, const RanksHere& ranks,
+                                    bool* changed) {
   FolderInspection found;
   std::vector<Scope> live;
   BCP_RETURN_IF_ERROR(sort_names(directory, own_tmp, &found, &live));
@@ -133,7 +135,7 @@ base::Result<FolderInspection> look(const std::string& directory, const std::str
   FolderCoverage coverage(/*of_parts=*/!scopes.empty());
   if (scopes.empty()) scopes.push_back({});
   for (const Scope scope : scopes) {
-    const Status outcome = open_and_check(directory, scope, &found, &coverage);
+    const Status outcome = open_and_check(directory, scope, ranks, &found, &coverage);
     if (outcome.is_ok()) continue;
     const base::Result<CommitMark> again = CommitMark::open(directory, scope);
     // A newer commit deletes the files of the older one, and a prune deletes the mark.
@@ -161,10 +163,11 @@ base::Result<FolderInspection> look(const std::string& directory, const std::str
 
 }  // namespace
 
-base::Result<FolderInspection> inspect_folder(const std::string& directory, const std::string& own_tmp) {
+base::Result<FolderInspection> inspect_folder(const std::string& directory, const std::string& own_tmp,
+                                              const RanksHere& ranks) {
   for (int looks = 1;; ++looks) {
     bool changed = false;
-    base::Result<FolderInspection> found = look(directory, own_tmp, &changed);
+    base::Result<FolderInspection> found = look(directory, own_tmp, ranks, &changed);
     if (!found.is_ok() || !changed || looks == kMaxLooks) return found;
   }
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/base/status.h"
+#include "csrc/engine/open/check_files.h"
 
 namespace bytecheckpoint::engine {
 
@@ -48,7 +49,9 @@ struct FolderInspection {
 /// tensors of a save is remembered, so that looking again at large metadata is cheap.
 ///
 /// \param own_tmp  Name of a tmp that the caller holds; it is ignored.
+/// \param ranks    Those whose files are looked for; the others are on disks of other machines.
 /// \returns kStorage if the directory cannot be listed. Every other fault is a `FolderState` with a `reason`.
-base::Result<FolderInspection> inspect_folder(const std::string& directory, const std::string& own_tmp = {});
+base::Result<FolderInspection> inspect_folder(const std::string& directory, const std::string& own_tmp = {},
+                                              const RanksHere& ranks = {});
 
 }  // namespace bytecheckpoint::engine

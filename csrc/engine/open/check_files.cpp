@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <iterator>
 
 #include "csrc/base/named_thread.h"
 #include "csrc/io/directory.h"
@@ -93,6 +94,14 @@ Status check_foreign_files(const std::string& directory, const format::Manifest&
   const std::vector<int64_t> lengths = foreign_lengths(manifest);
   return check_all(lengths.size(),
                    [&](size_t i) { return check_length(directory, manifest.files[i].name, lengths[i]); });
+}
+
+std::vector<format::FileEntry> files_here(const std::vector<format::FileEntry>& files, const RanksHere& ranks) {
+  std::vector<format::FileEntry> here;
+  std::copy_if(files.begin(), files.end(), std::back_inserter(here), [&](const format::FileEntry& file) {
+    return !ranks.has_value() || ranks->count(file.id.rank) != 0;
+  });
+  return here;
 }
 
 }  // namespace bytecheckpoint::engine

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,5 +26,10 @@ std::vector<int64_t> foreign_lengths(const format::Manifest& manifest);
 /// Checks that every file of such a checkpoint is there and long enough. It has no trailers to compare. \returns as
 /// above.
 base::Status check_foreign_files(const std::string& directory, const format::Manifest& manifest);
+
+/// Ranks whose data files are in a directory; nothing for all ranks.
+using RanksHere = std::optional<std::set<uint32_t>>;
+/// Returns those of `files` that are in it.
+std::vector<format::FileEntry> files_here(const std::vector<format::FileEntry>& files, const RanksHere& ranks);
 
 }  // namespace bytecheckpoint::engine
