@@ -52,6 +52,14 @@ TEST_CASE("inspect_folder: a file that is missing, or cut, makes it corrupt") {
   }
 }
 
+TEST_CASE("inspect_folder: files of ranks that have disks of their own are not looked for") {
+  const TempDir dir;
+  const std::string file = test::save_checkpoint(dir.path(), 1, "content");
+  REQUIRE(::unlink((dir / file).c_str()) == 0);
+  CHECK((test::value_of(inspect_folder(dir.path(), "", RanksHere({0}))).state == FolderState::kCorrupt));
+  CHECK((test::value_of(inspect_folder(dir.path(), "", RanksHere({1}))).state == FolderState::kComplete));
+}
+
 TEST_CASE("inspect_folder: without a mark it is half, or being saved, or nothing of ours") {
   const TempDir dir;
   CHECK((inspected(dir).state == FolderState::kHalf));
