@@ -50,7 +50,8 @@ class Run:
     def wait_for(self, name: str) -> None:
         end = time.monotonic() + LIMIT_S
         while not (self.control / name).exists():
-            stacks = [f"{file.name}:\n{file.read_text()}" for file in sorted(self.control.glob("stacks.*"))]
+            files = sorted([*self.control.glob("stacks.*"), *self.control.glob("said.?")])
+            stacks = [f"{file.name}:\n{file.read_text()}" for file in files]
             assert time.monotonic() < end, "\n".join([f"{name} does not come", *stacks])
             time.sleep(0.02)
 

@@ -6,7 +6,7 @@ Usage: memory_job.py FOLDER CONTROL RANK RANKS JSON
 JSON has ``tier``: the arguments of ``MemoryTier``, or null; ``disk``: whether there is a near disk, too; ``durable``: a
 folder, or nothing; ``alone``: a step that each rank loads by itself at first; ``resumes``: whether the newest is loaded
 then; ``ranks_saved``: how many ranks have saved what is loaded; ``saves``: numbers of steps to save; ``waits_before``:
-the one before which it waits for the test.
+the one before which it waits for the test; ``others``: whether the other ways to save are tried.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
 from bytecheckpoint import Config, MemoryTier, Tiers
@@ -73,6 +74,28 @@ def place_of(path: str) -> str:
     return "held" if path.startswith("held://") else "disk"
 
 
+def saved_and_loaded_by_other_calls(tiers: Tiers) -> list[int]:
+    """Saves a step by each of the other ways to save, and loads the newest of each; returns their numbers."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(300, 300)
+    with torch.no_grad():
+        model.weight.copy_(torch.arange(90_000).view(300, 300))
+    handle = bytecheckpoint.async_save_state_dict(tiers / "step-11", state(11, range(RANK, RANK + 1)), config=CONFIG)
+    assert handle.near.result().tier == "near"
+    assert resumed(tiers)["step"] == 11
+    saving = bytecheckpoint.save(tiers, {"model": model}, "ddp", global_steps=12, fast_saving=True, config=CONFIG)
+    saving.committed.result()
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model.weight.zero_()
+    bytecheckpoint.load(tiers / "global_step_12", {"model": model}, "ddp", config=CONFIG)
+    assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+    bytecheckpoint.register(tiers=tiers, config=CONFIG)
+    dcp.save({"model": model.state_dict()}, checkpoint_id="run/step-13")
+    bytecheckpoint.unregister()
+    return [step.step for step in bytecheckpoint.scan_steps(FOLDER / "run") if step.state == "part"]
+
+
 def saved(tiers: Tiers) -> dict[str, str]:
     """Saves steps; returns where each was committed, or why not."""
     outcomes = {}
@@ -111,6 +134,8 @@ def main() -> None:
         if ASKED.get("resumes"):
             said["resumed"] = resumed(tiers)
         said["saved"] = saved(tiers)
+        if ASKED.get("others"):
+            said["others"] = saved_and_loaded_by_other_calls(tiers)
         if ASKED.get("durable"):
             bytecheckpoint.shutdown()
     except BaseException:

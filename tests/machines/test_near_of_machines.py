@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from support.machines import Machines, Network, why_not
@@ -14,6 +17,7 @@ import bytecheckpoint
 from machines.jobs import NUM_MACHINES, Run, all_say
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"SEVERAL MACHINES ARE NOT TESTED: {why_not()}")
+asked_for = pytest.mark.skipif(not os.environ.get("BCP_GROUND"), reason="set BCP_GROUND=1")
 
 
 @pytest.fixture
@@ -98,3 +102,27 @@ def test_a_save_that_fails_on_one_disk_leaves_nothing_on_any(machines: Machines)
     for at in range(2):
         assert not (disk(machines, at) / "step-2").exists()
     assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 1, "from": "held"}
+
+
+def test_each_way_to_save(machines: Machines) -> None:
+    assert all_say(run_on(machines).job(range(3), disk=True, others=True), "others") == [11, 12, 13]
+
+
+@asked_for
+def test_machines_that_are_killed_while_they_save(machines: Machines) -> None:
+    run = run_on(machines)
+    draw, reported = Random(1), 0
+    for begin in range(1, 6 * 20, 20):
+        run.start(range(3), disk=True, resumes=True, saves=[*range(begin, begin + 20)])
+        run.wait_for(f"saved.1.{begin}")
+        time.sleep(draw.uniform(0, 0.6))
+        victim = draw.randrange(3)
+        machines.power_off(victim)
+        run.control.joinpath("end").touch()
+        others = [rank for rank in range(3) if rank != victim]
+        for rank in others:
+            run.wait_for(f"here.{rank}")
+        reported = max([reported, *(int(file.name.rpartition(".")[2]) for file in run.control.glob("saved.*"))])
+        machines.boot(victim)
+        found = all_say(run.job(range(3), disk=True, resumes=True), "resumed")["step"]
+        assert (found or 0) >= reported

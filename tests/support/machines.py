@@ -144,7 +144,7 @@ class Machines:
         seen = self.shared
         if machine in self.network.apart:
             seen = self.base / f"own{machine}"
-            seen.mkdir()
+            seen.mkdir(exist_ok=True)  # a disk outlives its machine
             seen.chmod(0o1777)
         ready = self.base / f"ready{machine}"
         script = (
