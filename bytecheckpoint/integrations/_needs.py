@@ -7,10 +7,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.probes.probe import Feature, require
+from bytecheckpoint.storage.paths import TieredPath
 
-__all__ = ["default_group", "plain_optimizer", "require_for_import"]
+__all__ = ["default_group", "plain_optimizer", "refuse_tiers", "require_for_import"]
 
 
 def require_for_import(feature: Feature) -> None:
@@ -23,6 +24,23 @@ def require_for_import(feature: Feature) -> None:
         require(feature)
     except UnsupportedError as error:
         raise ImportError(str(error)) from None
+
+
+def refuse_tiers(call: str, path: object) -> None:
+    """Refuses ``Tiers``, which a framework would take for their near folder.
+
+    Args:
+        call: What the user called.
+        path: What was passed as a folder.
+
+    Raises:
+        ConfigError: It is of ``Tiers``.
+    """
+    if isinstance(path, TieredPath):
+        raise ConfigError(
+            f"{call}: Tiers cannot be passed here: pass their near folder, {path}, and run bcp drain for the copies in "
+            "durable storage"
+        )
 
 
 def default_group() -> dist.ProcessGroup | None:

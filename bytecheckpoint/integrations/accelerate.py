@@ -40,7 +40,7 @@ from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointExistsError, ConfigError, UnsupportedError
-from bytecheckpoint.integrations._needs import plain_optimizer, require_for_import
+from bytecheckpoint.integrations._needs import plain_optimizer, refuse_tiers, require_for_import
 from bytecheckpoint.probes.of_integrations import ACCELERATE, ACCELERATE_FUNCTIONS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import LoadReport, SaveReport
@@ -88,11 +88,12 @@ def install(accelerator: Accelerator, *, config: Config | None = None) -> None:
         config: Settings of saves and loads; None reads ``BYTECHECKPOINT_*`` variables.
 
     Raises:
-        ConfigError: It was called before with this accelerator.
+        ConfigError: It was called before with this accelerator; or ``project_dir`` is ``Tiers``.
         UnsupportedError: DeepSpeed, Megatron-LM or XLA train; or ``save_on_each_node`` is set.
     """
     if isinstance(getattr(accelerator.save_state, "__self__", None), _Checkpoints):
         raise ConfigError("bytecheckpoint.integrations.accelerate: install() was called with this accelerator before")
+    refuse_tiers("ProjectConfiguration(project_dir=...)", accelerator.project_dir)
     kind = accelerator.distributed_type.name
     if kind in _REFUSED:
         raise UnsupportedError(f"bytecheckpoint.integrations.accelerate: {kind} saves and loads in a way of its own")
@@ -178,6 +179,7 @@ class _Checkpoints:
         """Saves in the background; see ``install``."""
         if kwargs:
             raise ConfigError(f"save_state: {', '.join(kwargs)}: no such argument without DeepSpeed")
+        refuse_tiers("save_state", output_dir)
         run, project = self._run(), self._accelerator.project_configuration
         if run is not None:
             output_dir = run / f"checkpoint_{project.iteration}"
@@ -204,6 +206,7 @@ class _Checkpoints:
         **kwargs: Any,
     ) -> Resumed | LoadReport | None:
         """Loads a complete checkpoint; see ``install``."""
+        refuse_tiers("load_state", input_dir)
         self._wait()
         if input_dir is not None and _is_theirs(Path(input_dir).expanduser()):
             self._their_load_state(input_dir, load_kwargs, **kwargs)

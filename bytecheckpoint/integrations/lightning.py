@@ -36,7 +36,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.contents.stored_state import read
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
 from bytecheckpoint.integrations._background import Background
-from bytecheckpoint.integrations._needs import default_group, require_for_import
+from bytecheckpoint.integrations._needs import default_group, refuse_tiers, require_for_import
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.probes.of_integrations import LIGHTNING
 from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict
@@ -77,8 +77,9 @@ def latest(run: str | os.PathLike[str], *, pattern: str = _PATTERN, config: Conf
 
     Raises:
         CheckpointError: There are checkpoints, and none is complete.
-        ConfigError: ``pattern`` is no regular expression, or has no group.
+        ConfigError: ``pattern`` is no regular expression, or has no group; or ``run`` is ``Tiers``.
     """
+    refuse_tiers("latest", run)
     found = one_look(
         "latest", run, "", config, default_group(), lambda folder: newest_whole(folder, pattern, "latest", None)
     )
@@ -152,6 +153,7 @@ class BcpModelParallelStrategy(ModelParallelStrategy):
         """
         if storage_options is not None:
             raise ConfigError("BcpModelParallelStrategy: storage_options has no meaning here; pass config instead")
+        refuse_tiers("save_checkpoint", filepath)
         others = dict(checkpoint)
         state = {"state_dict": others.pop("state_dict")}
         state.update((f"optimizer_{i}", each) for i, each in enumerate(others.pop("optimizer_states", ())))
@@ -281,6 +283,7 @@ class BcpCheckpointIO(CheckpointIO):
         """
         if storage_options is not None:
             raise ConfigError("BcpCheckpointIO: storage_options has no meaning here; pass config instead")
+        refuse_tiers("save_checkpoint", path)
         state: dict[str, Any] = {}
         others = _without_tensors(checkpoint, "", state)
         step = {"step": checkpoint.get("global_step"), "epoch": checkpoint.get("epoch")}

@@ -26,7 +26,7 @@ from bytecheckpoint.checkpoint.retention import Retention
 from bytecheckpoint.checkpoint.steps import scan_steps
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, KeyMismatchError, UnsupportedError
-from bytecheckpoint.integrations._needs import default_group, plain_optimizer, require_for_import
+from bytecheckpoint.integrations._needs import default_group, plain_optimizer, refuse_tiers, require_for_import
 from bytecheckpoint.probes.of_integrations import TRANSFORMERS
 from bytecheckpoint.report import SaveReport
 from bytecheckpoint.staging.background import shutdown
@@ -112,7 +112,9 @@ class CheckpointCallback(TrainerCallback):
 
         Raises:
             CheckpointError: There are checkpoints, and none is complete; see ``bytecheckpoint.latest``.
+            ConfigError: ``run`` is ``Tiers``.
         """
+        refuse_tiers("CheckpointCallback.latest", run)
         self.resume_from = latest(run, process_group=default_group(), config=self._config)
         return self.resume_from
 

@@ -242,10 +242,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for call in (training.accelerator.save_state, training.accelerator.load_state):
         with pytest.raises(ConfigError, match="automatic_checkpoint_naming"):
             call()
+        with pytest.raises(ConfigError, match=r"Tiers cannot be passed here: pass their near folder, .*near"):
+            call(bytecheckpoint.Tiers(near=tmp_path / "near") / "step-1")
     training.accelerator.register_save_state_pre_hook(lambda *_: None)
     with pytest.raises(UnsupportedError, match="hooks"):
         training.accelerator.save_state(tmp_path / "step-1")
 
+    training = Training(tmp_path, 1)
+    training.accelerator.project_configuration.set_directories(bytecheckpoint.Tiers(near=tmp_path / "near"))
+    with pytest.raises(ConfigError, match="Tiers cannot be passed here"):
+        training.install()
     with pytest.raises(UnsupportedError, match="save_on_each_node"):
         Training(tmp_path, 1, save_on_each_node=True).install()
     assert not (tmp_path / "checkpoints" / "checkpoint_0" / "optimizer.bin").exists()

@@ -288,6 +288,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for of_lightning in (BcpCheckpointIO(), BcpModelParallelStrategy()):
         with pytest.raises(ConfigError, match="storage_options"):
             of_lightning.save_checkpoint({}, tmp_path / "a.ckpt", storage_options={})
+        with pytest.raises(ConfigError, match="Tiers cannot be passed here"):
+            of_lightning.save_checkpoint({}, bytecheckpoint.Tiers(near=tmp_path / "near") / "step-1")
+    with pytest.raises(ConfigError, match=r"latest: Tiers cannot be passed here: pass their near folder, .*near"):
+        latest(bytecheckpoint.Tiers(near=tmp_path / "near"))
     assert latest(tmp_path) is None
     with pytest.raises(ConfigError, match="group around"):
         latest(tmp_path, pattern="x")

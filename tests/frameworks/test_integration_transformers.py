@@ -208,6 +208,8 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ConfigError, match="pass it as train"):
         trainer.train()
     assert ours.latest(tmp_path / "nothing") is None
+    with pytest.raises(ConfigError, match=r"latest: Tiers cannot be passed here: pass their near folder, .*near"):
+        ours.latest(bytecheckpoint.Tiers(near=tmp_path / "near"))
 
     ours.latest(tmp_path)
     with pytest.raises(ConfigError, match="Trainer resumes at step 2"):
