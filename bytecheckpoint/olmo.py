@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
+from bytecheckpoint._olmo_tiers import OlmoTiers, olmo_tiers
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.metadata import checkpoint_of
@@ -30,11 +31,12 @@ from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError, KeyMismatchError
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.probes.of_olmo import OLMO
+from bytecheckpoint.probes.of_olmo import OLMO, OLMO_TIERS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.patching import Replacing
 from bytecheckpoint.storage.folders import can_open_url, folder_at, known
-from bytecheckpoint.storage.paths import Place, below, location, parent_of
+from bytecheckpoint.storage.paths import Place, TieredPath, below, location, parent_of
+from bytecheckpoint.storage.tiers import Tiers
 
 if TYPE_CHECKING:
     import os
@@ -51,9 +53,16 @@ _URL = re.compile(r"(?!file://)[a-z0-9]+://")
 
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, OLMo-core's value, ours
 _ours: dict[str, tuple[Any, Any]] = {}  # by name: OLMo-core's value, ours
+_tiers: OlmoTiers | None = None
 
 
-def install(*, allow_pickle: bool = False, config: Config | None = None, spec: LoadSpec | None = None) -> None:
+def install(
+    *,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+    spec: LoadSpec | None = None,
+    tiers: Tiers | Mapping[str, Any] | None = None,
+) -> None:
     """Replaces OLMo-core's writer, reader and planners by ours.
 
     Local: it changes this process only. Call it once on every rank, before saving or loading. It stays until
@@ -70,14 +79,17 @@ def install(*, allow_pickle: bool = False, config: Config | None = None, spec: L
         config: Settings of all writers, readers and planners; None reads ``BYTECHECKPOINT_*`` variables each time.
         spec: What loads take of a checkpoint, under which names, in which form; None takes it as it is. Pass it in a
             block of ``installed`` around a load: it holds for every load that OLMo-core begins there.
+        tiers: Places of the run: ``Tiers``, or a dict of their arguments. The trainer's save folder is the near one, or
+            the durable one if there is no near place. A step is copied on when OLMo-core has written all of it, with
+            its own files; those are never in memory.
 
     Raises:
         UnsupportedError: OLMo-core is not installed, or not built as we need it. The message names the probe that
             failed. Nothing was changed.
         ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value, which is raised here only with ``allow_pickle``;
-            or ``spec`` is passed while the classes are replaced already.
+            or ``spec``, or other ``tiers``, are passed while the classes are replaced already; or see ``Tiers``.
     """
-    _replacing.install(allow_pickle=allow_pickle, config=config, spec=spec)
+    _replacing.install(allow_pickle=allow_pickle, config=config, spec=spec, tiers=tiers)
 
 
 def uninstall() -> None:
@@ -87,7 +99,11 @@ def uninstall() -> None:
 
 @contextmanager
 def installed(
-    *, allow_pickle: bool = False, config: Config | None = None, spec: LoadSpec | None = None
+    *,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+    spec: LoadSpec | None = None,
+    tiers: Tiers | Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
     """Acts like ``install`` for the duration of a ``with`` block. Blocks may overlap, as those of ``registered``.
 
@@ -95,26 +111,39 @@ def installed(
         allow_pickle: See ``install``.
         config: See ``install``.
         spec: See ``install``.
+        tiers: See ``install``.
     """
-    with _replacing.block(allow_pickle=allow_pickle, config=config, spec=spec):
+    with _replacing.block(allow_pickle=allow_pickle, config=config, spec=spec, tiers=tiers):
         yield
 
 
-def _replace(allow_pickle: bool, config: Config | None, spec: LoadSpec | None) -> None:
+def _replace(
+    allow_pickle: bool, config: Config | None, spec: LoadSpec | None, tiers: Tiers | Mapping[str, Any] | None
+) -> None:
+    global _tiers
     if allow_pickle:
         config = dataclasses.replace(config or Config.from_env(), allow_pickle=True)
     if _replaced:
         if spec is not None:
             raise ConfigError("bytecheckpoint.olmo: a spec has no effect within install() or another block")
+        if tiers is not None and (_tiers is None or Tiers.of(tiers) != _tiers.tiers):
+            raise ConfigError("bytecheckpoint.olmo: tiers have no effect within install() or another block")
         return
+    in_tiers = olmo_tiers(tiers, config)
     require(OLMO, anew=True)
+    if in_tiers is not None:
+        require(OLMO_TIERS, anew=True)
     package = import_module(_PACKAGE)
     ours: dict[str, Any] = {
         "RemoteFileSystemWriter": OlmoWriter if config is None else partial(OlmoWriter, config=config),
         "RemoteFileSystemReader": OlmoReader if config is None else partial(OlmoReader, config=config),
         "DefaultSavePlanner": BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config),
-        "dist_cp": _WithLoadPlanner(package.dist_cp, spec),
+        "dist_cp": _Dcp(package.dist_cp, spec, in_tiers),
     }
+    if in_tiers is not None:
+        ours["RemoteFileSystemReader"] = partial(_reader, in_tiers, ours["RemoteFileSystemReader"])
+        in_tiers.follow()
+        _tiers = in_tiers
     _ours.update((name, (getattr(package, name), value)) for name, value in ours.items())
     for module in _users():
         for name, (theirs, value) in _ours.items():
@@ -124,6 +153,10 @@ def _replace(allow_pickle: bool, config: Config | None, spec: LoadSpec | None) -
 
 
 def _give_back() -> None:
+    global _tiers
+    if _tiers is not None:
+        _tiers.leave()
+        _tiers = None
     for module in _users():
         for name, (theirs, value) in _ours.items():
             if module.__dict__.get(name) is value:  # also in modules that were loaded in the meantime
@@ -249,21 +282,56 @@ class OlmoLoadPlanner(BcpLoadPlanner):
         return "; OLMo-core has no allow_partial_load: its train modules leave out what is missing if strict=False"
 
 
-class _WithLoadPlanner:
-    """DCP as OLMo-core's modules see it: a load through our reader gets our planner if it passes none."""
+def _reader(tiers: OlmoTiers, made: Callable[..., Any], path: str | os.PathLike[str], **options: Any) -> Any:
+    """Returns a reader of the nearest place that has a step."""
+    return made((None if _is_theirs(path) else tiers.step_of(_local(path))) or path, **options)
 
-    def __init__(self, dcp: ModuleType, spec: LoadSpec | None) -> None:
+
+class _Dcp:
+    """DCP as OLMo-core's modules see it.
+
+    A load through our reader gets our planner if it passes none. Saves and loads of steps in ``Tiers`` are our own.
+    """
+
+    def __init__(self, dcp: ModuleType, spec: LoadSpec | None, tiers: OlmoTiers | None) -> None:
         self._dcp = dcp
-        self.state_dict_loader = _Loader(dcp.state_dict_loader, spec)
+        self.state_dict_loader = _Loader(dcp.state_dict_loader, spec, tiers)
+        self.state_dict_saver = dcp.state_dict_saver if tiers is None else _Saver(dcp.state_dict_saver, tiers)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dcp, name)
 
 
+class _Saver:
+    def __init__(self, theirs: ModuleType, tiers: OlmoTiers) -> None:
+        self._theirs = theirs
+        self._tiers = tiers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._theirs, name)
+
+    def save(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
+        return self._saved(state_dict, kwargs, self._theirs.save, in_background=False)
+
+    def async_save(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
+        return self._saved(state_dict, kwargs, self._theirs.async_save, in_background=True)
+
+    def _saved(
+        self, state: dict[str, Any], kwargs: dict[str, Any], save: Callable[..., Any], *, in_background: bool
+    ) -> Any:
+        writer = kwargs.get("storage_writer")
+        if not isinstance(writer, OlmoWriter) or not self._tiers.takes(str(writer.path)):
+            return save(state, **kwargs)
+        return self._tiers.save(
+            str(writer.path), state, in_background=in_background, **{**kwargs, "config": writer.config}
+        )
+
+
 class _Loader:
-    def __init__(self, theirs: ModuleType, spec: LoadSpec | None) -> None:
+    def __init__(self, theirs: ModuleType, spec: LoadSpec | None, tiers: OlmoTiers | None) -> None:
         self._theirs = theirs
         self._spec = spec
+        self._tiers = tiers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._theirs, name)
@@ -275,6 +343,13 @@ class _Loader:
             load(state_dict, **kwargs)
             return
         spec = self._spec
+        path = kwargs.get("checkpoint_id")
+        step = None if self._tiers is None or path is None else self._tiers.step_of(_local(path))
+        if self._tiers is not None and step is not None:
+            self._tiers.load(
+                step, state_dict, **{**kwargs, "planner": OlmoLoadPlanner(spec=spec), "config": reader.config}
+            )
+            return
         load_until_unchanged(lambda: load(state_dict, **{**kwargs, "planner": OlmoLoadPlanner(spec=spec)}), reader)
 
 
@@ -298,8 +373,8 @@ def _with_threads(config: Config | None, thread_count: int | None) -> Config:
     return dataclasses.replace(config, io_threads=min(thread_count, _MAX_IO_THREADS), load_io_threads=0)
 
 
-def _local(path: str | os.PathLike[str]) -> str:
-    return str(path).removeprefix("file://")
+def _local(path: str | os.PathLike[str]) -> str | TieredPath:
+    return path if isinstance(path, TieredPath) else str(path).removeprefix("file://")
 
 
 def _is_theirs(path: str | os.PathLike[str]) -> bool:

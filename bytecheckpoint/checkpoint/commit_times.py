@@ -21,13 +21,14 @@ from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.names import is_mark, rank_of_mark
+from bytecheckpoint.storage.olmo_steps import MODEL_AND_OPTIM
 from bytecheckpoint.storage.paths import as_place, below
 from bytecheckpoint.storage.save_ids import begin_of_save
 
 __all__ = ["Committed", "commit_times", "in_spite_of_copies", "may_be_a_copy"]
 
 _MARK = ".metadata"
-_PART_COMMITTED_LAST = "model"
+_COMMITTED_LAST = ("model", MODEL_AND_OPTIM)  # of a step in parts, and of one of OLMo-core
 _AN_HOUR = 3_600 * 10**9  # nanoseconds: no save takes longer, and the clocks of hosts agree better
 
 
@@ -130,7 +131,7 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _time_of_commit(path: str) -> int | None:
     place = as_place(path)
-    for folder in (place, below(place, _PART_COMMITTED_LAST)):
+    for folder in (place, *(below(place, name) for name in _COMMITTED_LAST)):
         changed = folder_at(folder).changed(_MARK)
         if changed is not None:
             return changed
@@ -154,7 +155,7 @@ class _SaveTimes:
 
 def _save_in(path: str) -> _SaveTimes:
     save = _SaveTimes()
-    for folder in (path, f"{path}/{_PART_COMMITTED_LAST}"):
+    for folder in (path, *(f"{path}/{name}" for name in _COMMITTED_LAST)):
         try:
             times = folder_at(folder).file_times()
             for mark in filter(is_mark, times):

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
@@ -22,7 +22,14 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.storage.folders import folder_at, known
-from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of
+from bytecheckpoint.storage.olmo_steps import (
+    MODEL_AND_OPTIM,
+    WRITTEN_LAST,
+    copy_files_beside,
+    has_checkpoint,
+    is_whole,
+)
+from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of, parent_of
 from bytecheckpoint.storage.step_folder import step_paths
 from bytecheckpoint.storage.tiers import lent_path
 
@@ -160,13 +167,18 @@ def _waiting(
     for step, path in commit_order(near, step_paths(near, pattern)).by_time:
         if step % every:
             continue
-        folder = look_at_step(step, path)
+        place, copy = as_place(path), below(durable, name_of(as_place(path)))
+        if is_of_olmo := has_checkpoint(place):
+            if not is_whole(place):  # OLMo-core has not written its own files
+                continue
+            place, copy = below(place, MODEL_AND_OPTIM), below(copy, MODEL_AND_OPTIM)
+        folder = look_at_step(step, str(place))
         if folder is None or not folder.is_complete:
             if folder is not None and folder.is_faulty:
                 report.failed[path] = f"{folder.state}: {folder.reason}"
             continue
-        this = path, folder_at(as_place(path)).changed(".metadata" if not folder.components else "model/.metadata")
-        if this in drained or is_copied(as_place(path), below(durable, name_of(as_place(path))), config):
+        this = path, folder_at(place).changed(".metadata" if not folder.components else "model/.metadata")
+        if this in drained or (is_copied(place, copy, config) and (not is_of_olmo or is_whole(parent_of(copy)))):
             drained.add(this)
             break
         waiting.append(path)
@@ -189,6 +201,8 @@ def copy_step(
 ) -> CopyReport:
     """Copies one step of a run, which is pinned meanwhile, and the tracker if that names it.
 
+    Of a step of OLMo-core, the files beside the checkpoint are copied, too.
+
     Raises:
         CheckpointError: See ``copy_checkpoint``; its pin is then what it was.
     """
@@ -196,14 +210,17 @@ def copy_step(
     note_drain(path, IS_DRAINED)
     after = before
     try:
+        place, copy = as_place(path), below(durable, name_of(as_place(path)))
+        is_of_olmo = has_checkpoint(place)
+        source, target = (below(each, MODEL_AND_OPTIM) if is_of_olmo else each for each in (place, copy))
+        if is_of_olmo and not is_copied(as_place(lent_path(str(source))), target, config):
+            folder_at(copy).remove_file(WRITTEN_LAST)  # what is there is no step to OLMo-core until all is copied
         copied = copy_checkpoint(
-            lent_path(path),
-            str(below(durable, name_of(as_place(path)))),
-            overwrite=True,
-            bytes_per_s=bytes_per_s,
-            config=config,
-            progress=progress,
+            lent_path(str(source)), target, overwrite=True, bytes_per_s=bytes_per_s, config=config, progress=progress
         )
+        if is_of_olmo:
+            copy_files_beside(place, copy)
+            copied = replace(copied, source=path, target=str(copy))
         _copy_tracker(path, near, durable)
         after = ""
     finally:

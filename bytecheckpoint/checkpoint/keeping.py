@@ -20,6 +20,7 @@ from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.names import RECORDS
+from bytecheckpoint.storage.olmo_steps import has_checkpoint
 from bytecheckpoint.storage.parts import inspect_step, parsed_user_metadata
 from bytecheckpoint.storage.paths import Place, as_place, below, location
 from bytecheckpoint.storage.small_files import made_folder
@@ -121,7 +122,8 @@ def pins_of(paths: Iterable[str]) -> dict[str, str]:
 
 def _write(place: Place, name: str, text: str) -> None:
     found = inspect_step(place)
-    if not found["has_mark"] or not (found["marks"] or found["components"]):  # else of a run that holds checkpoints
+    is_step = bool(found["marks"] or found["components"]) or has_checkpoint(place)  # and not a run
+    if not found["has_mark"] or not is_step:
         raise CheckpointNotFoundError(f"pin({place}): no checkpoint there", str(place))
     if isinstance(place, Path):
         made_folder(place / RECORDS)

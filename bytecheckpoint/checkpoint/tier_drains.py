@@ -35,7 +35,7 @@ from bytecheckpoint.storage.step_folder import step_paths
 from bytecheckpoint.storage.step_names import run_and_step
 from bytecheckpoint.storage.tiers import Tiers, tiers_of
 
-__all__ = ["TierDrain", "drain_of", "go_on", "note_tier_commit", "wait_for_drains"]
+__all__ = ["TierDrain", "drain_of", "go_on", "note_tier_commit", "note_tier_file", "wait_for_drains"]
 
 _WAITS = "waits to be drained"
 _NICENESS = 19
@@ -71,6 +71,7 @@ class TierDrain:
         self._num_saves = 0
         self._failures: dict[str, str] = {}
         self._current = ""  # the step under way
+        self._has_new_files: set[str] = set()  # steps in which a file was written behind their commit
         self._looking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._may_retry, self._is_asked, self._is_stopped = True, False, False
@@ -90,6 +91,12 @@ class TierDrain:
             self._waiting()
         except CheckpointError as error:  # the save is committed all the same
             _logger.warning("Tiers(%s): %s is not copied to %s: %s", self._near, name, self._durable, error)
+        self.start()
+
+    def note_file(self, path: str) -> None:
+        """Notes that a file was written in a step behind its commit, and copies that, unless the step is left out."""
+        with self.changed:
+            self._has_new_files.add(path)
         self.start()
 
     def start(self) -> None:
@@ -166,6 +173,7 @@ class TierDrain:
                 self._is_asked = False
             waiting: list[str] = []
             try:
+                self._pin_with_new_files()
                 waiting = self._waiting()
             except CheckpointError as error:  # near storage that refuses
                 _logger.warning("Tiers(%s): %s", self._near, error)
@@ -177,6 +185,15 @@ class TierDrain:
                     return None
                 if paths or not self._is_asked:
                     return paths[0] if paths else ""
+
+    def _pin_with_new_files(self) -> None:
+        """Has steps wait again that got new files. The thread does it alone: it also unpins what is copied."""
+        with self.changed:
+            paths, self._has_new_files = self._has_new_files, set()
+            paths = {path for path in paths if name_of(as_place(path)) not in self.left_out}
+        for path in paths:
+            if not folder_at(as_place(path)).is_gone():
+                note_drain(path, _WAITS)
 
     def _waiting(self) -> list[str]:
         """Returns the steps that wait, and the one under way, the oldest first. Drops those that are too many."""
@@ -303,6 +320,13 @@ def note_tier_commit(path: str) -> None:
     if found is not None and step_and_part(as_place(path))[1] in ("", PARTS[-1]):  # the model is committed last
         drain, step = found
         drain.note_save(step)
+
+
+def note_tier_file(step: str) -> None:
+    """Has a file copied that was written in a committed step of ``Tiers``. A thread copies."""
+    found = drain_of(step)
+    if found is not None:
+        found[0].note_file(found[1])
 
 
 def go_on(path: str) -> None:

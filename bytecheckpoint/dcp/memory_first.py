@@ -31,6 +31,7 @@ from bytecheckpoint.errors import (
 )
 from bytecheckpoint.staging.background import forget_locals
 from bytecheckpoint.storage.memory.client import HolderClient
+from bytecheckpoint.storage.olmo_steps import MODEL_AND_OPTIM
 from bytecheckpoint.storage.parts import PARTS, step_and_part
 from bytecheckpoint.storage.paths import as_place, below, parent_of
 from bytecheckpoint.storage.tiers import Tiers, go_without_memory, has_memory, note_save, tiers_of
@@ -232,7 +233,7 @@ class _MemorySave:
     def _free_older(self) -> None:
         """Frees older states, once the last part of a newer one is committed."""
         step, part = step_and_part(as_place(self._path))
-        if self._tiers.memory is None or part not in ("", PARTS[-1]):
+        if self._tiers.memory is None or part not in ("", PARTS[-1], MODEL_AND_OPTIM):
             return
         try:
             keep_newest(str(parent_of(step)), self._tiers.memory.keep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bytecheckpoint.probes.probe import Feature, Probe
 
-__all__ = ["OLMO", "OLMO_FEATURES"]
+__all__ = ["OLMO", "OLMO_FEATURES", "OLMO_TIERS"]
 
 _PACKAGE = "olmo_core.distributed.checkpoint"
 _WRITES, _READS = ("DefaultSavePlanner", "RemoteFileSystemWriter", "dist_cp"), ("RemoteFileSystemReader",)
@@ -51,4 +51,24 @@ OLMO = Feature(
     ),
 )
 
-OLMO_FEATURES = (OLMO,)
+_CHECKPOINTER = "olmo_core.train.checkpoint:Checkpointer"
+
+OLMO_TIERS = Feature(
+    "bytecheckpoint.olmo.install(tiers=...)",
+    "Nothing was changed. Leave tiers out.",
+    (
+        Probe(f"{_PACKAGE}:dist_cp.state_dict_saver.save", "Saves of steps in tiers are ours.", takes=("planner",)),
+        Probe(f"{_PACKAGE}:dist_cp.state_dict_saver.async_save", "The same.", takes=("planner",)),
+        Probe(
+            f"{_CHECKPOINTER}.write_file",
+            "A step is copied on when the last file was written.",
+            takes=("self", "dir", "fname", "contents"),
+            takes_no_more=True,
+        ),
+        Probe(f"{_CHECKPOINTER}._save_metadata", "It writes the last file of a step.", uses=("write_file",)),
+        Probe(f"{_CHECKPOINTER}.METADATA_FNAME", "The name of that file.", text=".metadata.json"),
+        Probe(f"{_CHECKPOINTER}.CHECKPOINT_DIR", "The names of steps.", text="step{step}"),
+    ),
+)
+
+OLMO_FEATURES = (OLMO, OLMO_TIERS)

@@ -14,6 +14,7 @@ from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.names import RECORDS
+from bytecheckpoint.storage.olmo_steps import MODEL_AND_OPTIM
 from bytecheckpoint.storage.own_parts import ranks_of_own_part
 from bytecheckpoint.storage.paths import Place, as_place, name_of, parent_of
 from bytecheckpoint.storage.stored_digest import without_stored
@@ -54,9 +55,12 @@ _IS_PART = "machines with disks of their own have the other parts"
 
 
 def step_and_part(place: Place) -> tuple[Place, str]:
-    """Returns the step of a path, and which part of it the path is; "" if it is the step itself. Looks at the path."""
+    """Returns the step of a path, and which part of it the path is; "" if it is the step itself. Looks at the path.
+
+    The checkpoint in a step of OLMo-core is a part, too.
+    """
     name = name_of(place)
-    return (parent_of(place), name) if name in PARTS else (place, "")
+    return (parent_of(place), name) if name in (*PARTS, MODEL_AND_OPTIM) else (place, "")
 
 
 def _is_list_of(kind: type, value: Any) -> bool:

@@ -20,6 +20,7 @@ from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.memory.connection import HolderOptions, set_options, url_of_run
 from bytecheckpoint.storage.object_store.urls import is_http
+from bytecheckpoint.storage.olmo_steps import in_final_folder
 from bytecheckpoint.storage.parts import step_and_part
 from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location, parent_of
 from bytecheckpoint.storage.step_names import is_step_name
@@ -342,6 +343,8 @@ _in_use = PerProcess(_InUse)
 def tiers_of(path: str, *, anywhere: bool = False) -> tuple[Tiers, str] | None:
     """Returns the tiers that this process saves to at a path, and the rest of the path in them; None if it is in none.
 
+    What OLMo-core saves to ``step100-tmp``, which it renames, is in ``step100``.
+
     Args:
         path: A path or URL below the place that saves write to.
         anywhere: Whether it may be below any of the places.
@@ -350,7 +353,7 @@ def tiers_of(path: str, *, anywhere: bool = False) -> tuple[Tiers, str] | None:
     for tiers in () if in_use is None else [*in_use.by_place.values()]:
         for place in [str(place) for _, place in _named(tiers)] if anywhere else [str(tiers.place)]:
             if path.startswith(f"{place}/"):
-                return tiers, path[len(place) + 1 :]
+                return tiers, in_final_folder(path[len(place) + 1 :])
     return None
 
 

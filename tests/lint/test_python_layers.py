@@ -29,7 +29,7 @@ LAYERS = (
     ("the hooks of DCP", ("dcp",)),
     ("calls of ours", ("groups", "per_rank", "state_dicts", "convert", "training_state")),
     ("what reads journals, and exporters", ("observability",)),
-    ("frameworks", ("registration", "olmo", "torchtitan", "integrations")),
+    ("frameworks", ("registration", "_olmo_tiers", "olmo", "torchtitan", "integrations")),
     ("the command line", ("cli", "__main__")),
 )
 LEVEL = {name: level for level, name in enumerate(name for _, names in LAYERS for name in names)}
