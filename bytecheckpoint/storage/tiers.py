@@ -102,7 +102,8 @@ class Tiers(TieredPath):
 
     Args:
         memory: Where states are committed first; None for no memory. See ``MemoryTier``.
-        near: Folder of the run on a fast disk that all ranks share; "" for none: saves then go to ``durable``.
+        near: Folder of the run on a fast disk; "" for none: saves then go to ``durable``. All ranks share it, or each
+            machine has one of its own at this path, and commits the part of its ranks there.
         durable: Folder of the run in durable storage, or its URL; "" for none.
         near_every: Every how many saves go to the near place, counted in this process. The others are in memory alone,
             which a power cut loses. Only with ``memory``.
