@@ -20,6 +20,7 @@ from bytecheckpoint.dcp.memory_machines import Machines
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX
 from bytecheckpoint.dcp.near_disks import save_near
 from bytecheckpoint.dcp.writer import BcpWriter
+from bytecheckpoint.distributed.agreement import agree
 from bytecheckpoint.errors import (
     CheckpointError,
     ConfigError,
@@ -81,7 +82,8 @@ def save_by_tiers(
 
     Raises:
         CheckpointError: The save to the disk failed; or it was to be in memory alone, and is not; or a rank was lost.
-        ConfigError: There are too few machines for the replicas of the tier.
+        ConfigError: There are too few machines for the replicas of the tier; or ranks have other tiers, or another
+            ``overwrite``.
     """  # noqa: DOC501
     found = tiers_of(str(writer.checkpoint_id))
     if found is None or _is_within.get():  # a flow within a flow is the same save
@@ -91,6 +93,8 @@ def save_by_tiers(
     def save_to_disk(writer: BcpWriter) -> T:
         return save_near(writer, save, tiers, group)
 
+    if group is not None:  # what differs here would have ranks wait for one another in different places
+        agree(group, "save", str(writer.checkpoint_id), {"overwrite": writer.overwrite, "tiers": tiers.names})
     token = _is_within.set(True)
     try:
         if not has_memory(tiers) or only == "disk":

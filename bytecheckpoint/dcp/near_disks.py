@@ -22,7 +22,7 @@ from bytecheckpoint.checkpoint.tier_drains import note_tier_commit
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.lent_files import lend, lend_committed
 from bytecheckpoint.dcp.writer import BcpWriter
-from bytecheckpoint.distributed.agreement import all_together, gathered
+from bytecheckpoint.distributed.agreement import all_together, of_each
 from bytecheckpoint.distributed.collectives import broadcast
 from bytecheckpoint.distributed.groups import between_ranks, calling
 from bytecheckpoint.errors import CheckpointError, StorageError, UnsupportedError
@@ -69,7 +69,7 @@ class NearDisks:
     def __init__(self, tiers: Tiers, group: dist.ProcessGroup, call: tuple[str, str]) -> None:
         self._tiers, self._group, self._call = tiers, group, call
         own = all_together(group, *call, lambda: _disk_at(Path(tiers.near)))
-        said: list[str] = gathered(group, *call, own)
+        said: list[str] = of_each(group, *call, own)
         self.is_one = len({*said}) == 1
         self.ranks_here = frozenset(rank for rank, disk in enumerate(said) if disk == own)
         self.acts = min(self.ranks_here) == group.rank()

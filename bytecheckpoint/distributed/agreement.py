@@ -16,7 +16,7 @@ from bytecheckpoint.distributed.groups import between_ranks, calling
 from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.errors import CheckpointError, ConfigError
 
-__all__ = ["agree", "all_together", "gathered", "held_by_none", "held_first", "joined"]
+__all__ = ["agree", "all_together", "gathered", "held_by_none", "held_first", "joined", "of_each"]
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -134,6 +134,13 @@ def joined(group: dist.ProcessGroup | None, what: str, path: str, values: Mappin
     if group is None or group.size() == 1 or _is_same(group, what, path, repr(own)):
         return own
     return {key: value for of_rank in reversed(gathered(group, what, path, own)) for key, value in of_rank.items()}
+
+
+def of_each(group: dist.ProcessGroup, what: str, path: str, value: object) -> list[Any]:
+    """Returns ``value`` of each rank, by rank. If all have the same, only three numbers are sent. Collective."""
+    if _is_same(group, what, path, repr(value)):
+        return [value] * group.size()
+    return gathered(group, what, path, value)
 
 
 def _is_same(group: dist.ProcessGroup, what: str, path: str, text: str, is_odd: bool = False) -> bool:
