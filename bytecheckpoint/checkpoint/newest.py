@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from errno import ETIMEDOUT
 from pathlib import Path
 
 from bytecheckpoint.checkpoint.commit_order import CommitOrder, commit_order
@@ -24,6 +27,7 @@ from bytecheckpoint.storage.tiers import tier_of
 __all__ = ["Newest", "newest_in", "newest_whole"]
 
 _MOST_NAMED = 5
+_MOST_FAR_LOOK_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ def newest_in(runs: Sequence[Place], look: Callable[[Place], Newest], asked: str
     """Returns the newest step of a run that is kept in several places, from the nearest place that has it.
 
     The newest is the one whose save began last, which save ids say; where they do not, the one of the higher number.
+    Once a nearer place has one, the farthest is not waited for longer than 20 s.
 
     Args:
         runs: Folders of the run, the nearest first.
@@ -104,7 +109,7 @@ def newest_in(runs: Sequence[Place], look: Callable[[Place], Newest], asked: str
     failures: list[CheckpointError] = []
     for run in runs:
         try:
-            newest = look(run)
+            newest = look(run) if not found or run != runs[-1] else _within(_MOST_FAR_LOOK_S, look, run, asked)
         except CheckpointError as error:
             failures.append(error)
             continue
@@ -131,6 +136,26 @@ def newest_in(runs: Sequence[Place], look: Callable[[Place], Newest], asked: str
             f"{asked}({run}): {best.path} is in memory alone; bcp holder stop {run.rpartition('/')[2]} forgets it"
         )
     return Newest(best.path, tuple(said))
+
+
+def _within(seconds: float, look: Callable[[Place], Newest], run: Place, asked: str) -> Newest:
+    """Returns what ``look`` finds in a place that may hang: a restart is not to wait for it.
+
+    Raises:
+        StorageError: It has not answered.
+    """
+    looking: Future[Newest] = Future()
+
+    def work() -> None:
+        try:
+            looking.set_result(look(run))
+        except BaseException as error:
+            looking.set_exception(error)
+
+    threading.Thread(target=work, name="bytecheckpoint-look", daemon=True).start()
+    if wait([looking], seconds).not_done:
+        raise StorageError(f"{asked}({run}): no answer within {seconds:g} s", str(run), ETIMEDOUT)
+    return looking.result()
 
 
 def _is_later(path: str, than: str) -> bool:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
+import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from bytecheckpoint import (
     scan_steps,
     shutdown,
 )
+from bytecheckpoint.checkpoint import newest
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it is on one device with:RuntimeWarning")
@@ -80,6 +83,25 @@ def test_a_place_that_cannot_be_looked_at(tiers: Tiers, tmp_path: Path, lost: st
     other = "durable" if lost == "near" else "near"
     with pytest.warns(RuntimeWarning, match=f"taking .*{other}/step-1: .*{lost}"):
         assert latest(tiers) == f"{tmp_path}/{other}/step-1"
+
+
+def test_a_place_that_hangs_is_not_waited_for(tiers: Tiers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tiers, 1)
+    shutdown()
+    monkeypatch.setattr(newest, "_MOST_FAR_LOOK_S", 0.2)
+    look, released = newest.newest_whole, threading.Event()
+
+    def held(run: Any, *arguments: Any) -> Any:
+        assert str(run) != str(tiers.durable) or released.wait(LIMIT_S)
+        return look(run, *arguments)
+
+    monkeypatch.setattr("bytecheckpoint.training_state.latest.newest_whole", held)
+    with pytest.warns(RuntimeWarning, match=r"taking .*near/step-1: latest\(.*durable\): no answer within 0.2 s"):
+        assert latest(tiers) == f"{tmp_path}/near/step-1"
+    released.set()
+    for thread in threading.enumerate():
+        if thread.name == "bytecheckpoint-look":
+            thread.join(LIMIT_S)
 
 
 def test_damage_near_by_is_loaded_from_the_durable_place(tiers: Tiers, tmp_path: Path) -> None:
