@@ -30,7 +30,7 @@ from bytecheckpoint.errors import (
     SaveCancelledError,
     UnsupportedError,
 )
-from bytecheckpoint.staging.background import forget_locals
+from bytecheckpoint.staging.background import forget_frames
 from bytecheckpoint.storage.memory.client import HolderClient
 from bytecheckpoint.storage.olmo_steps import MODEL_AND_OPTIM
 from bytecheckpoint.storage.parts import PARTS, step_and_part
@@ -174,8 +174,7 @@ class _MemorySave:
             _logger.warning("%s is not in memory: %s", writer.checkpoint_id, str(error))
             if isinstance(error, UnsupportedError):  # on all ranks
                 go_without_memory(self._tiers)
-            error.__traceback__ = None if error.__traceback__ is None else error.__traceback__.tb_next  # of this frame
-            forget_locals(error)  # whoever keeps the future must not keep the state
+            forget_frames(error)  # whoever keeps the future must not keep the state
             return None
         report = memory.last_report
         assert report is not None

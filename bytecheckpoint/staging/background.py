@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ from bytecheckpoint.storage.memory.peers import end_peers
 
 __all__ = [
     "BackgroundFuture",
+    "forget_frames",
     "forget_locals",
     "handle_sigterm",
     "raise_unseen",
@@ -266,6 +267,20 @@ def forget_locals(error: BaseException) -> None:
 
     The traceback itself stays.
     """
+    for one in _with_reasons(error):
+        traceback.clear_frames(one.__traceback__)
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            # Before Python 3.13 a frame keeps the locals that it was last asked for, until it is asked again.
+            frame.f_locals  # noqa: B018
+
+
+def forget_frames(error: BaseException) -> None:
+    """Takes the traceback from ``error``, where a frame may stay whose function has the state in its closure."""
+    for one in _with_reasons(error):
+        one.__traceback__ = None
+
+
+def _with_reasons(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     waiting: list[Any] = [error]
     while waiting:
@@ -273,10 +288,7 @@ def forget_locals(error: BaseException) -> None:
         if not isinstance(one, BaseException) or id(one) in seen:
             continue
         seen.add(id(one))
-        traceback.clear_frames(one.__traceback__)
-        for frame, _ in traceback.walk_tb(one.__traceback__):
-            # Before Python 3.13 a frame keeps the locals that it was last asked for, until it is asked again.
-            frame.f_locals  # noqa: B018
+        yield one
         waiting += [one.__cause__, one.__context__]
         if isinstance(one, CheckpointException):  # DCP's error, which holds the failures of all ranks
             waiting += [failure for failure, _ in one.failures.values()]

@@ -135,6 +135,35 @@ TEST_CASE("arena: where the kernel never overcommits, what it has promised is no
   }
 }
 
+TEST_CASE("arena: each control group above the process has a limit of its own") {
+  const test::TempDir root;
+  const auto limit = [&](const std::string& group, const std::string& limit, const std::string& used, int cache) {
+    std::filesystem::create_directories(root / group);
+    const bool is_v1 = group.find("/memory") != std::string::npos;
+    test::write_all(root / (group + (is_v1 ? "/memory.limit_in_bytes" : "/memory.max")), limit);
+    test::write_all(root / (group + (is_v1 ? "/memory.usage_in_bytes" : "/memory.current")), used);
+    test::write_all(root / (group + "/memory.stat"),
+                    (is_v1 ? "total_inactive_file " : "inactive_file ") + std::to_string(cache) + "\n");
+  };
+  std::filesystem::create_directories(root / "proc/self");
+  test::write_all(root / "proc/meminfo", "MemAvailable:    9000 kB\n");
+  for (const std::string& at : {std::string("sys/fs/cgroup"), std::string("sys/fs/cgroup/memory")}) {
+    const bool is_v1 = at.size() > 13;
+    test::write_all(root / "proc/self/cgroup",
+                    is_v1 ? "5:cpu:/\n4:hugetlb,memory:/job/step\n0::/\n" : "0::/job/step\n");
+    CHECK(available_memory_bytes(root.path()) == 9000 << 10);
+    limit(at + "/job/step", "max\n", "100\n", 0);
+    CHECK(available_memory_bytes(root.path()) == 9000 << 10);
+    limit(at + "/job", "5000\n", "4000\n", 500);
+    CHECK(available_memory_bytes(root.path()) == 1500);
+    limit(at + "/job/step", "2000\n", "1900\n", 0);
+    CHECK(available_memory_bytes(root.path()) == 100);
+    limit(at, "1000\n", "990\n", 0);  // also where the path is one outside of a container
+    CHECK(available_memory_bytes(root.path()) == 10);
+    std::filesystem::remove_all(root / "sys");
+  }
+}
+
 TEST_CASE("arena: who waits is woken when a lease ends") {
   Arena arena;
   auto lease = test::value_of(arena.try_lease(1, kOneState));

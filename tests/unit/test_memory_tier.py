@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import shutil
 import threading
 import time
 import uuid
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +192,21 @@ def test_what_does_not_fit_is_refused_with_the_numbers(tiers: Tiers, caplog: pyt
     assert "step-2 is not in memory: " in caplog.text
     assert in_memory(tiers) == []
     assert save(tiers, 3).tier == "memory"
+
+
+def test_a_state_that_does_not_fit_is_not_kept(tiers: Tiers) -> None:
+    """A process that has no memory left must not keep what it has saved until Python looks for cycles."""
+    assert tiers.memory is not None
+    tiers = dataclasses.replace(tiers, memory=dataclasses.replace(tiers.memory, max_bytes=1000))
+    state = state_of(1)
+    kept = weakref.ref(state["w"])
+    gc.disable()
+    try:
+        assert save_state_dict(tiers / "step-1", state, no_dist=True).memory_s == 0
+        del state
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_live_models(tiers: Tiers, tmp_path: Path) -> None:
