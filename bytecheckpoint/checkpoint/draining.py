@@ -174,7 +174,7 @@ def _waiting(
             place, copy = below(place, MODEL_AND_OPTIM), below(copy, MODEL_AND_OPTIM)
         folder = look_at_step(step, str(place))
         if folder is None or not folder.is_complete:
-            if folder is not None and folder.is_faulty:
+            if folder is not None and (folder.is_faulty or folder.is_kept):  # or a part of what machines have together
                 report.failed[path] = f"{folder.state}: {folder.reason}"
             continue
         this = path, folder_at(place).changed(".metadata" if not folder.components else "model/.metadata")

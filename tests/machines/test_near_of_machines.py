@@ -104,6 +104,21 @@ def test_a_save_that_fails_on_one_disk_leaves_nothing_on_any(machines: Machines)
     assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 1, "from": "held"}
 
 
+def test_with_memory_a_lost_machine_costs_nothing(machines: Machines) -> None:
+    run = Run(machines, replicas=1, keep=1)
+    assert all_say(run.job(range(3), disk=True, saves=[1, 2]), "saved") == {"1": "near", "2": "near"}
+    machines.power_off(1)
+    shutil.rmtree(disk(machines, 1))
+    machines.boot(1)
+    said = run.job([1, 2, 0], disk=True, resumes=True, saves=[3])
+    assert all_say(said, "resumed") == {"step": 2, "from": "held"}
+    assert all_say(said, "saved") == {"3": "near"}
+    for machine in range(3):  # now from the disks
+        machines.power_off(machine)
+        machines.boot(machine)
+    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 3, "from": "held"}
+
+
 def test_each_way_to_save(machines: Machines) -> None:
     assert all_say(run_on(machines).job(range(3), disk=True, others=True), "others") == [11, 12, 13]
 
