@@ -98,9 +98,8 @@ Status check_foreign_files(const std::string& directory, const format::Manifest&
 
 std::vector<format::FileEntry> files_here(const std::vector<format::FileEntry>& files, const RanksHere& ranks) {
   std::vector<format::FileEntry> here;
-  std::copy_if(files.begin(), files.end(), std::back_inserter(here), [&](const format::FileEntry& file) {
-    return !ranks.has_value() || ranks->count(file.id.rank) != 0;
-  });
+  std::copy_if(files.begin(), files.end(), std::back_inserter(here),
+               [&](const format::FileEntry& file) { return !ranks.has_value() || ranks->count(file.id.rank) != 0; });
   return here;
 }
 
