@@ -14,7 +14,7 @@ from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import inspect_step, is_bare
 from bytecheckpoint.storage.paths import below, check_name, location
 from bytecheckpoint.storage.step_folder import StepFolder, folder_of, step_paths
-from bytecheckpoint.storage.step_places import is_whole_in_memory
+from bytecheckpoint.storage.step_places import has_all_files
 from bytecheckpoint.storage.tiers import Tiers
 
 __all__ = ["look_at_step", "scan_steps"]
@@ -74,7 +74,7 @@ def _in_tiers(by_tier: dict[str, StepFolder]) -> StepFolder:
         if folder.save_ids and nearest.save_ids and folder.save_ids != nearest.save_ids:
             states[tier] = "another save"
     memory, near = by_tier.get("memory"), by_tier.get("near")
-    if memory is not None and not memory.is_complete and not is_whole_in_memory(memory.path):
+    if memory is not None and not memory.is_complete and not has_all_files(memory.path):
         states["memory"] = "partial"
     note = "" if near is None else drains_of([near.path]).get(near.path, "")
     if note:

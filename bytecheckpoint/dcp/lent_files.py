@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def lend_committed(tiers: Tiers, group: dist.ProcessGroup, what: str, acts: bool
 
 
 def lend(tiers: Tiers, group: dist.ProcessGroup, path: str, acts: bool, config: Config) -> None:
-    """Lends what was just committed, and returns what is gone from the disk. Collective.
+    """Lends what was just committed, and what is not lent yet, and returns what is gone from the disk. Collective.
 
     Args:
         tiers: Places of the run.
@@ -71,18 +72,19 @@ def lend(tiers: Tiers, group: dist.ProcessGroup, path: str, acts: bool, config: 
     run = _run(tiers)
     name = path.removeprefix(f"{tiers.near}/")
 
-    def lend_here() -> None:
+    def lend_here() -> list[tuple[str, int, int, str]]:
         if acts:
             _return_gone(run.in_memory, Path(tiers.near))
-            _lend_folder(run.in_memory, Path(tiers.near), name)
+            lent = {*HolderClient(run.in_memory).folders()}
+            _lend_steps(run.in_memory, Path(tiers.near), without=lent - {name.split("/")[0]})
+        return _core.Checkpoint.open(path, max_whole_bytes=0).files()
 
     call = "save", path
     machines = Machines(run, group, call, config.stall_timeout_s)
-    all_together(group, *call, lend_here)
+    files = all_together(group, *call, lend_here)
     lend_near(tiers, run.in_memory)
     if machines.peers is not None:
         machine_of = {rank: at for at, machine in enumerate(machines.peers.machines) for rank in machine.ranks}
-        files = _core.Checkpoint.open(path, max_whole_bytes=0).files()
         key = HolderClient(str(below(run.in_memory, *name.split("/")))).key
         machines.peers.note(
             {key(of): machine_of[rank] for of, _, rank, _ in files},
@@ -116,12 +118,13 @@ def _return_gone(url: str, near: Path) -> None:
         held.delete([each.name for each in held.everything("") if each.name.partition("/")[0] not in there])
 
 
-def _lend_steps(url: str, near: Path) -> None:
+def _lend_steps(url: str, near: Path, without: Collection[str] = ()) -> None:
     if folder_at(near).is_gone():
         return
     marked = [
         (changed, name)
         for _, path in step_paths(near)
+        if Path(path).name not in without
         for name in (Path(path).name, *(f"{Path(path).name}/{part}" for part in PARTS))
         if (changed := folder_at(near / name).changed(_MARK)) is not None
     ]
@@ -138,6 +141,8 @@ def _lend_folder(url: str, near: Path, name: str) -> None:
         _logger.warning("%s is not lent to other machines: %s", folder, str(error))
         return
     held = HolderClient(str(below(url, *name.split("/"))))
+    with storage_errors("delete", held.url):  # of a save that this one has replaced
+        held.delete([lent.name for lent in held.entries() if lent.name not in named])
     for file in (*named, _MARK):
         if (folder / file).exists():
             with storage_errors("lend", folder / file):

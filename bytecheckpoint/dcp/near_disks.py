@@ -9,6 +9,7 @@ save id. So a crash between the marks leaves a step that does not count, and the
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.agreement import all_together, of_each
 from bytecheckpoint.distributed.collectives import broadcast
 from bytecheckpoint.distributed.groups import between_ranks, calling
-from bytecheckpoint.errors import CheckpointError, StorageError, UnsupportedError
+from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
 from bytecheckpoint.native import _C, _core
 from bytecheckpoint.runtime.boot_id import boot_id
 from bytecheckpoint.runtime.per_process import PerProcess
@@ -56,6 +57,7 @@ class NearDisks:
         tiers: Places of the run, with a near one.
         group: The ranks; more than one.
         call: What is being done, and its path, for errors.
+        makes: Whether to make the folder of the run: while it is not there, ranks may disagree about where it would be.
 
     Attributes:
         is_one: Whether all ranks have one.
@@ -63,14 +65,21 @@ class NearDisks:
         acts: Whether this rank commits on it: it is the lowest of these.
 
     Raises:
-        StorageError: A rank cannot look at its disk.
+        StorageError: A rank cannot look at its disk; or some share storage, and others have a disk of their own.
     """
 
-    def __init__(self, tiers: Tiers, group: dist.ProcessGroup, call: tuple[str, str]) -> None:
+    def __init__(self, tiers: Tiers, group: dist.ProcessGroup, call: tuple[str, str], *, makes: bool = False) -> None:
         self._tiers, self._group, self._call = tiers, group, call
-        own = all_together(group, *call, lambda: _disk_at(Path(tiers.near)))
+        own = all_together(group, *call, lambda: _disk_at(Path(tiers.near), makes))
         said: list[str] = of_each(group, *call, own)
         self.is_one = len({*said}) == 1
+        if "" in said and not self.is_one:
+            shared, own_disk = said.index(""), next(rank for rank, disk in enumerate(said) if disk)
+            raise StorageError(
+                f"{call[0]}({call[1]}): {tiers.near} is storage that machines share on rank {shared}, and a disk of "
+                f"one machine on rank {own_disk}: it may not be mounted there",
+                str(tiers.near),
+            )
         self.ranks_here = frozenset(rank for rank, disk in enumerate(said) if disk == own)
         self.acts = min(self.ranks_here) == group.rank()
         self._coordinates = group.rank() == 0
@@ -102,7 +111,7 @@ class NearDisks:
             self._undo()
             raise
         finally:
-            writer.ranks_here = None
+            writer.ranks_here, writer.same_save_as = None, ""
             self._commit = None
         self._go_on(writer.config)
         return saved
@@ -158,8 +167,11 @@ class NearDisks:
         gone: list[str] = self._said_by_the_first(_gone_since(self._tiers) if self._coordinates else [])
         if self.acts and not self._coordinates:
             _remove(Path(self._tiers.near), gone)
-        if len(self._tiers.disks) > 1 and self._tiers.drain == "thread":
+        try:
             lend(self._tiers, self._group, self._path, self.acts, config)
+        except (ConfigError, StorageError) as error:  # on all ranks; the save is committed
+            _logger.warning("Tiers(%s): other machines cannot read what is there: %s", self._tiers.near, error)
+            lend_near(self._tiers, "")  # what was lent before is older
         if self._coordinates:
             note_tier_commit(self._path)
 
@@ -183,7 +195,7 @@ def save_near(writer: BcpWriter, save: Callable[[BcpWriter], T], tiers: Tiers, g
     """
     if not tiers.near or group is None or group.size() == 1:
         return save(writer)
-    disks = NearDisks(tiers, group, ("save", str(writer.checkpoint_id)))
+    disks = NearDisks(tiers, group, ("save", str(writer.checkpoint_id)), makes=True)
     return save(writer) if disks.is_one else disks.save(writer, save)
 
 
@@ -209,31 +221,53 @@ def lend_to_load(tiers: Tiers, group: dist.ProcessGroup, what: str, config: Conf
         lend_committed(tiers, group, what, disks.acts, config)
 
 
-def _disk_at(near: Path) -> str:
+def _disk_at(near: Path, makes: bool) -> str:
     """Returns what tells the disk at a path from those of other machines; "" for storage that they share."""
     there = near
     with storage_errors("look", near):
+        if makes:
+            near.mkdir(parents=True, exist_ok=True)
         while not there.exists() and there != there.parent:
             there = there.parent
         if not _core.is_local(str(there), _LOOK_S):
             return ""
         status = there.stat()
-    return f"{boot_id()} {status.st_dev} {status.st_ino}"
+    with suppress(OSError):
+        return f"{boot_id()} {status.st_dev} {status.st_ino}"
+    return f"{socket.gethostname()} {status.st_dev} {status.st_ino}"
 
 
-_steps_seen: PerProcess[dict[str, set[str]]] = PerProcess(dict)
+_steps_seen: PerProcess[dict[str, tuple[str, set[str]]]] = PerProcess(dict)  # on which disk, and which
 
 
 def _gone_since(tiers: Tiers) -> list[str]:
-    """Returns the steps that the first disk had when this was last called, and has no more."""
-    now = {*folder_at(as_place(str(tiers.near))).folders()}
-    before = _steps_seen.get().get(str(tiers.near), set())
-    _steps_seen.get()[str(tiers.near)] = now
+    """Returns the steps that the first disk had when this was last called, and has no more.
+
+    None if none of these is left, since a prune leaves one: the disk may not be mounted.
+    """
+    try:
+        disk = _disk_at(Path(tiers.near), makes=False)
+        now = {*folder_at(as_place(str(tiers.near))).folders()}
+    except StorageError as error:
+        _logger.warning("Tiers(%s): %s", tiers.near, error)
+        return []
+    of_disk, before = _steps_seen.get().get(str(tiers.near), (disk, set[str]()))
+    _steps_seen.get()[str(tiers.near)] = disk, now
+    if before and (of_disk != disk or not before & now):
+        _logger.warning("Tiers(%s): this is another disk than that of the save before: is it mounted?", tiers.near)
+        return []
     return sorted(before - now)
 
 
 def _remove(near: Path, names: list[str]) -> None:
-    """Removes steps, unless they are pinned here."""
+    """Removes steps, unless they are pinned here. What fails is said: the save is committed."""
+    try:
+        _remove_unpinned(near, names)
+    except CheckpointError as error:
+        _logger.warning("Tiers(%s): %s", near, error)
+
+
+def _remove_unpinned(near: Path, names: list[str]) -> None:
     paths = [(step, path) for step, path in step_paths(near) if Path(path).name in names]
     pinned = pins_of([path for _, path in paths])
     for step, path in paths:

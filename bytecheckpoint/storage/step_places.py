@@ -9,13 +9,14 @@ from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.memory.client import HolderClient
-from bytecheckpoint.storage.names import is_mark
+from bytecheckpoint.storage.names import RECORDS, is_mark
 from bytecheckpoint.storage.object_store.urls import HELD
+from bytecheckpoint.storage.own_parts import ranks_of_own_part
 from bytecheckpoint.storage.parts import PARTS
 from bytecheckpoint.storage.paths import Place, below
 from bytecheckpoint.storage.save_ids import begin_of_save
 
-__all__ = ["begin_of", "has_mark", "is_whole_in_memory"]
+__all__ = ["begin_of", "has_all_files", "has_mark"]
 
 _MARK = ".metadata"
 
@@ -30,8 +31,13 @@ def has_mark(place: Place) -> bool:
     )
 
 
-def is_whole_in_memory(place: Place) -> bool:
-    """Whether a step in memory has all data files, here or on machines that are known; True for any other place."""
+def has_all_files(place: Place) -> bool:
+    """Whether a step has all data files, as far as a place may have a part: in memory, and on a disk of this machine.
+
+    Of memory, what machines have that are known counts, too.
+    """
+    if isinstance(place, Path):
+        return not any(_is_part(at) for at in (place, *(place / part for part in PARTS)))
     if not str(place).startswith(f"{HELD}://"):
         return True
     for at in (place, *(below(place, part) for part in PARTS)):
@@ -45,6 +51,18 @@ def is_whole_in_memory(place: Place) -> bool:
         if any(name not in names for name, *_ in files):
             return False
     return True
+
+
+def _is_part(folder: Path) -> bool:
+    """Whether a note says that other machines have files of it, on disks of their own."""
+    if not (folder / RECORDS).is_dir():
+        return False
+    try:
+        mark = _core.Checkpoint.open(str(folder), max_whole_bytes=0)
+        here = ranks_of_own_part(folder, mark.save_id)
+        return here is not None and any(rank not in here for _, _, rank, _ in mark.files())
+    except CheckpointError:
+        return False  # it is damaged, which a load says
 
 
 def begin_of(place: Place) -> int:

@@ -24,7 +24,7 @@ from bytecheckpoint.storage.olmo_steps import in_final_folder
 from bytecheckpoint.storage.parts import step_and_part
 from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location, parent_of
 from bytecheckpoint.storage.step_names import is_step_name
-from bytecheckpoint.storage.step_places import begin_of, has_mark, is_whole_in_memory
+from bytecheckpoint.storage.step_places import begin_of, has_all_files, has_mark
 
 __all__ = [
     "MemoryTier",
@@ -282,7 +282,7 @@ class TierStep(TieredPath):
     def _is_in(self, place: Place) -> bool:
         """Whether a place has it. One that cannot be looked at has nothing: another place may have it."""
         try:
-            return has_mark(place) and is_whole_in_memory(place)
+            return has_mark(place) and has_all_files(place)
         except StorageError as error:
             _logger.warning("load(%s): %s cannot be looked at: %s", self, place, str(error))
             return False

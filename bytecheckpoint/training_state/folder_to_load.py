@@ -14,7 +14,7 @@ from bytecheckpoint.contents.wrong_path import refuse_reference
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError, UnsupportedError
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.paths import Place, TieredPath, below, location_to_read, name_of, parent_of
-from bytecheckpoint.storage.step_places import is_whole_in_memory
+from bytecheckpoint.storage.step_places import has_all_files
 from bytecheckpoint.training_state.tracker import step_folder
 
 __all__ = ["folder_to_load"]
@@ -42,7 +42,7 @@ def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str, config: 
         for place in ckpt_path.places[:-1]:
             with suppress(CheckpointNotFoundError):
                 folder = folder_to_load(place, role, config)
-                if is_whole_in_memory(folder):
+                if has_all_files(folder):
                     return folder
         ckpt_path = ckpt_path.places[-1]
     path = known(location_to_read(ckpt_path), config)

@@ -13,7 +13,8 @@ from support.ranks import run_ranks
 
 import bytecheckpoint
 from bytecheckpoint import MemoryTier, Tiers
-from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.dcp import near_disks
+from bytecheckpoint.errors import ConfigError, StorageError
 
 
 def outcome_of_save(folder: str, differs: str) -> str:
@@ -37,3 +38,18 @@ def test_ranks_that_differ_are_told(differs: str, tmp_path: Path) -> None:
     assert f"{differs} is " in texts[0]
     assert "on rank 1: it must be the same on all ranks" in texts[0]
     assert not (tmp_path / "run").exists()
+
+
+def outcome_with_a_disk_that_is_not_mounted(folder: str) -> str:
+    if dist.get_rank() == 0:
+        near_disks._disk_at = lambda near, makes: ""  # storage that machines share
+    try:
+        bytecheckpoint.save_state_dict(Tiers(near=folder) / "step-1", {"w": torch.ones(8)})
+    except StorageError as error:
+        return str(error)
+    return ""
+
+
+def test_shared_storage_that_is_not_mounted_everywhere_is_refused(tmp_path: Path) -> None:
+    for text in run_ranks(2, outcome_with_a_disk_that_is_not_mounted, str(tmp_path / "run")):
+        assert "share on rank 0, and a disk of one machine on rank 1: it may not be mounted there" in text

@@ -92,7 +92,15 @@ def saved_and_loaded_by_other_calls(tiers: Tiers) -> list[int]:
     assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
     bytecheckpoint.register(tiers=tiers, config=CONFIG)
     dcp.save({"model": model.state_dict()}, checkpoint_id="run/step-13")
+    # What was lent before it was saved again is not what is loaded.
+    bytecheckpoint.save_state_dict(tiers / "step-11", state(15, range(RANK, RANK + 1)), config=CONFIG)
+    into = {name: torch.zeros_like(value) for name, value in state(0, range(RANKS)).items()}
+    dcp.load(into, checkpoint_id="run/step-11")
+    assert all(torch.equal(value, into[name]) for name, value in state(15, range(RANKS)).items())
     bytecheckpoint.unregister()
+    assert str(bytecheckpoint.latest(tiers)).endswith("/step-11")
+    files = [file for file in Path("/proc").glob("[0-9]*/fd/*") if ".distcp (deleted)" in os.path.realpath(file)]
+    assert not files, files  # of what was replaced
     return [step.step for step in bytecheckpoint.scan_steps(FOLDER / "run") if step.state == "part"]
 
 

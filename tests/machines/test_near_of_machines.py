@@ -14,6 +14,7 @@ import pytest
 from support.machines import Machines, Network, why_not
 
 import bytecheckpoint
+from bytecheckpoint.checkpoint.keeping import note_drain
 from machines.jobs import NUM_MACHINES, Run, all_say
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"SEVERAL MACHINES ARE NOT TESTED: {why_not()}")
@@ -74,6 +75,14 @@ def test_a_lost_disk_costs_what_is_not_durable(machines: Machines, tmp_path: Pat
     assert all_say(said, "resumed") == {"step": 2, "from": "disk"}
     assert all_say(said, "saved") == {"4": "near"}
     assert bytecheckpoint.verify(durable / "step-4").is_whole
+    # A process alone takes the copy; and what an earlier job has left goes on with the next save.
+    assert all_say(run.job(range(3), disk=True, durable=str(durable), alone=4), "alone") == "disk"
+    shutil.rmtree(durable / "step-4")
+    for machine in range(3):
+        note_drain(str(disk(machines, machine) / "step-4"), "waits to be drained")
+    run.job(range(3), disk=True, durable=str(durable), saves=[5])
+    assert bytecheckpoint.verify(durable / "step-4").is_whole
+    assert bytecheckpoint.verify(durable / "step-5").is_whole
 
 
 def test_what_is_removed_from_the_first_disk_is_removed_from_all(machines: Machines) -> None:
@@ -89,6 +98,21 @@ def test_what_is_removed_from_the_first_disk_is_removed_from_all(machines: Machi
     assert all_say(run.end(range(3)), "saved") == {"1": "near", "2": "near", "3": "near"}
     left = [sorted(path.name for path in disk(machines, at).glob("step-*")) for at in range(3)]
     assert left == [["step-2", "step-3"], ["step-2", "step-3"], ["step-1", "step-2", "step-3"]]
+
+
+def test_a_disk_that_is_not_mounted_for_a_moment_costs_no_older_step(machines: Machines) -> None:
+    run = run_on(machines)
+    run.start(range(3), disk=True, saves=[1, 2, 3], waits_before=3)
+    for rank in range(3):
+        run.wait_for(f"at.{rank}")
+    away = disk(machines, 0).rename(disk(machines, 0).with_name("away"))
+    run.go()
+    run.end(range(3))
+    for machine in (1, 2):
+        assert {path.name for path in disk(machines, machine).glob("step-*")} == {"step-1", "step-2", "step-3"}
+    shutil.rmtree(disk(machines, 0))
+    away.rename(disk(machines, 0))
+    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 2, "from": "held"}
 
 
 def test_a_save_that_fails_on_one_disk_leaves_nothing_on_any(machines: Machines) -> None:
