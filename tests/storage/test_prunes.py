@@ -125,7 +125,7 @@ def test_a_save_that_had_begun_before_a_prune_is_not_committed(
     save(root, 1, 2)
     real = StoreCommit.check_files
 
-    def prune_first(self: StoreCommit, checkpoint: Any) -> None:
+    def prune_first(self: StoreCommit, checkpoint: Any, ranks: Any = None) -> None:
         real(self, checkpoint)
         assert Retention(root, keep_latest=1).prune().removed == [f"{root}/step-1"]
 
@@ -184,7 +184,7 @@ def test_a_prune_does_not_take_a_save_for_its_tombstone(
     real_delete, real_check = StoreClient.delete, StoreCommit.check_files
     has_begun, is_pruned = threading.Event(), threading.Event()
 
-    def wait(self: StoreCommit, checkpoint: Any) -> None:
+    def wait(self: StoreCommit, checkpoint: Any, ranks: Any = None) -> None:
         has_begun.set()
         assert is_pruned.wait(30)
         real_check(self, checkpoint)
