@@ -101,8 +101,9 @@ class WriterBase(StorageWriter):
         self.ranks_here: Set[int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_of_thread", "_cancelling", "in_memory", "goes_on", "memory_s", "same_save_as", "after_write"}
-        return {name: value for name, value in self.__dict__.items() if name not in own | {"ranks_here"}}
+        of_a_save = ("in_memory", "goes_on", "memory_s", "same_save_as", "after_write", "ranks_here")
+        own = ("_of_thread", "_cancelling", *of_a_save)
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -6,7 +6,6 @@ So a step of which each machine has a part on a disk of its own is read like one
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Collection
@@ -94,12 +93,7 @@ def lend(tiers: Tiers, group: dist.ProcessGroup, path: str, acts: bool, config: 
 
 def _run(tiers: Tiers) -> Tiers:
     """Returns what stands for the files that are lent: a run in memory of another name than the memory tier has."""
-    memory = replace(
-        tiers.memory or MemoryTier(name="none"),
-        name=f"lent {hashlib.sha256(str(tiers.near).encode(errors='surrogateescape')).hexdigest()}",
-        replicas=0,
-    )
-    run = Tiers(memory=memory)
+    run = Tiers(memory=replace(tiers.memory or MemoryTier(), name=f"lent {tiers.near}", replicas=0))
     known(run.in_memory, tiers.config)
     return run
 

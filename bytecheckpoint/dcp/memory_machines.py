@@ -21,8 +21,7 @@ import torch.distributed as dist
 
 from bytecheckpoint.distributed.agreement import all_together, gathered
 from bytecheckpoint.distributed.links import address_of, own_addresses
-from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError
-from bytecheckpoint.native import _core
+from bytecheckpoint.errors import ConfigError, StorageError
 from bytecheckpoint.runtime.boot_id import boot_id
 from bytecheckpoint.storage.memory.client import HolderClient
 from bytecheckpoint.storage.memory.connection import run_of
@@ -30,8 +29,8 @@ from bytecheckpoint.storage.memory.peers import Copies, Machine, Peers, is_data_
 from bytecheckpoint.storage.names import is_mark
 from bytecheckpoint.storage.parts import PARTS
 from bytecheckpoint.storage.paths import below
-from bytecheckpoint.storage.save_ids import begin_of_save
 from bytecheckpoint.storage.small_files import storage_errors
+from bytecheckpoint.storage.step_places import begin_of
 from bytecheckpoint.storage.tiers import MemoryTier, Tiers
 
 __all__ = ["Machines"]
@@ -178,7 +177,7 @@ class Machines:
             port = held.listen(address, token)
             names = [each.name for each in held.everything("")] if looks else []
         folders = {name.rpartition("/")[0] for name in names if is_mark(name)}
-        begins = {folder: _begin_of(str(below(self._tiers.in_memory, *folder.split("/")))) for folder in folders}
+        begins = {folder: begin_of(below(self._tiers.in_memory, *folder.split("/"))) for folder in folders}
         # Without a mark beside them, files of a rank that has died may go at any time.
         stay = [name for name in names if is_data_file(name) and name.rpartition("/")[0] in folders]
         return _Offer((address, port), begins, stay)
@@ -316,13 +315,6 @@ class Machines:
             names = [name.removeprefix(beginning) for name in self.peers.names(machine, beginning)]
             for name in sorted((name for name in names if not is_data_file(name)), key=is_mark):
                 held.put(name, self.peers.get(machine, held.key(name)))
-
-
-def _begin_of(path: str) -> int:
-    """Returns when the save of a checkpoint in memory began; -1 if it is damaged."""
-    with contextlib.suppress(CheckpointError):
-        return begin_of_save(_core.Checkpoint.open(path, max_whole_bytes=0).save_id)
-    return -1
 
 
 def _own_machine() -> str:

@@ -70,7 +70,7 @@ class NearDisks:
 
     def __init__(self, tiers: Tiers, group: dist.ProcessGroup, call: tuple[str, str], *, makes: bool = False) -> None:
         self._tiers, self._group, self._call = tiers, group, call
-        own = all_together(group, *call, lambda: _disk_at(Path(tiers.near), makes))
+        self._disk = own = all_together(group, *call, lambda: _disk_at(Path(tiers.near), makes))
         said: list[str] = of_each(group, *call, own)
         self.is_one = len({*said}) == 1
         if "" in said and not self.is_one:
@@ -134,12 +134,8 @@ class NearDisks:
         mark = self._together(self._read_mark)
         checkpoint = _C.Checkpoint.of_metadata_file(self._said_by_the_first(mark))
         commit = self._commit
-        if commit is None:
-            self._together(lambda: None)
-            self._together(lambda: None)
-        else:
-            self._together(lambda: commit.check_files(checkpoint, self.ranks_here))
-            self._together(lambda: commit.commit(checkpoint))
+        self._together(lambda: None if commit is None else commit.check_files(checkpoint, self.ranks_here))
+        self._together(lambda: None if commit is None else commit.commit(checkpoint))
         if self.acts:
             try:
                 note_own_part(Path(self._path), checkpoint.save_id, self.ranks_here)
@@ -164,8 +160,8 @@ class NearDisks:
 
     def _go_on(self, config: Config) -> None:
         """Removes the steps that are gone from the first disk, and lends this one to who copies it to the next tier."""
-        gone: list[str] = self._said_by_the_first(_gone_since(self._tiers) if self._coordinates else [])
-        if self.acts and not self._coordinates:
+        gone: list[str] = self._said_by_the_first(_gone_since(self._tiers, self._disk) if self._coordinates else [])
+        if gone and self.acts and not self._coordinates:
             _remove(Path(self._tiers.near), gone)
         try:
             lend(self._tiers, self._group, self._path, self.acts, config)
@@ -240,13 +236,12 @@ def _disk_at(near: Path, makes: bool) -> str:
 _steps_seen: PerProcess[dict[str, tuple[str, set[str]]]] = PerProcess(dict)  # on which disk, and which
 
 
-def _gone_since(tiers: Tiers) -> list[str]:
+def _gone_since(tiers: Tiers, disk: str) -> list[str]:
     """Returns the steps that the first disk had when this was last called, and has no more.
 
     None if none of these is left, since a prune leaves one: the disk may not be mounted.
     """
     try:
-        disk = _disk_at(Path(tiers.near), makes=False)
         now = {*folder_at(as_place(str(tiers.near))).folders()}
     except StorageError as error:
         _logger.warning("Tiers(%s): %s", tiers.near, error)
@@ -270,9 +265,9 @@ def _remove(near: Path, names: list[str]) -> None:
 def _remove_unpinned(near: Path, names: list[str]) -> None:
     paths = [(step, path) for step, path in step_paths(near) if Path(path).name in names]
     pinned = pins_of([path for _, path in paths])
+    removal = removal_in(near, remove_others=False, grace_s=0.0, config=None)
     for step, path in paths:
         folder = None if path in pinned else look_at_step(step, path)
         if folder is not None:
-            removal = removal_in(near, remove_others=False, grace_s=0.0, config=None)
             for failure in removal.remove(folder).failures:
                 _logger.warning("%s is not removed: %s", path, failure)

@@ -28,14 +28,14 @@ MODEL_AND_OPTIM = "model_and_optim"
 WRITTEN_LAST = ".metadata.json"
 
 # A save that is waited for goes to a folder with this name, which is renamed when all is written.
-_UNFINISHED = re.compile(r"(step\d+)-tmp(?=/|$)")
+_UNFINISHED = re.compile(r"^(step\d+)-tmp(?=/|$)")
 # What Python calls a file that OLMo-core is about to rename.
 _TMP = re.compile(r"tmp[a-z0-9_]{8}")
 
 
 def in_final_folder(rest: str) -> str:
     """Returns the path of what is saved, relative to its run, once OLMo-core has given the step its name."""
-    return _UNFINISHED.sub(r"\1", rest, count=1) if _UNFINISHED.match(rest) else rest
+    return _UNFINISHED.sub(r"\1", rest)
 
 
 def has_checkpoint(step: Place) -> bool:

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.machines import Machines
 
-__all__ = ["NUM_MACHINES", "Run", "all_say"]
+__all__ = ["NUM_MACHINES", "Run", "all_say", "asked_for"]
+
+asked_for = pytest.mark.skipif(not os.environ.get("BCP_GROUND"), reason="set BCP_GROUND=1")
 
 NUM_MACHINES = 3
 LIMIT_S = 90.0

@@ -12,10 +12,8 @@ from random import Random
 import pytest
 from support.machines import Machines, why_not
 
-from machines.jobs import NUM_MACHINES, Run, all_say
+from machines.jobs import NUM_MACHINES, Run, all_say, asked_for
 
-IS_ASKED_FOR = bool(os.environ.get("BCP_GROUND"))
-asked_for = pytest.mark.skipif(not IS_ASKED_FOR, reason="set BCP_GROUND=1")
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"SEVERAL MACHINES ARE NOT TESTED: {why_not()}")
 
 

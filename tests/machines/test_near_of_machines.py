@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -15,10 +14,9 @@ from support.machines import Machines, Network, why_not
 
 import bytecheckpoint
 from bytecheckpoint.checkpoint.keeping import note_drain
-from machines.jobs import NUM_MACHINES, Run, all_say
+from machines.jobs import NUM_MACHINES, Run, all_say, asked_for
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"SEVERAL MACHINES ARE NOT TESTED: {why_not()}")
-asked_for = pytest.mark.skipif(not os.environ.get("BCP_GROUND"), reason="set BCP_GROUND=1")
 
 
 @pytest.fixture
