@@ -28,6 +28,7 @@ from bytecheckpoint.storage.step_folder import StepFolder
 
 __all__ = [
     "IS_DRAINED",
+    "WAITS",
     "KeepBest",
     "best_of",
     "check_keep_best",
@@ -44,6 +45,9 @@ KeepBest = tuple[str, int] | tuple[str, int, str]
 
 IS_DRAINED = "is being drained"
 """What ``note_drain`` notes of a step that is being copied. A note that a killed drain has left is removed."""
+
+WAITS = "waits to be drained"
+"""What ``note_drain`` notes of a step that the process of a job is to copy."""
 
 _PIN = f"{RECORDS}/pin.txt"
 _DRAIN = f"{RECORDS}/drain.txt"

@@ -20,7 +20,7 @@ from pathlib import Path
 from bytecheckpoint.checkpoint.commit_order import commit_order
 from bytecheckpoint.checkpoint.copying import CopyReport
 from bytecheckpoint.checkpoint.draining import copy_step
-from bytecheckpoint.checkpoint.keeping import drains_of, note_drain
+from bytecheckpoint.checkpoint.keeping import WAITS, drains_of, note_drain
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, UnsupportedError
 from bytecheckpoint.listing import listed
@@ -37,7 +37,6 @@ from bytecheckpoint.storage.tiers import Tiers, tiers_of
 
 __all__ = ["TierDrain", "drain_of", "go_on", "note_tier_commit", "note_tier_file", "wait_for_drains"]
 
-_WAITS = "waits to be drained"
 _NICENESS = 19
 _FIRST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 _STOPS_WITHIN_S = 5.0
@@ -87,7 +86,7 @@ class TierDrain:
                 return
             self.left_out.pop(name, None)
         try:
-            note_drain(path, _WAITS)
+            note_drain(path, WAITS)
             self._waiting()
         except CheckpointError as error:  # the save is committed all the same
             _logger.warning("Tiers(%s): %s is not copied to %s: %s", self._near, name, self._durable, error)
@@ -193,7 +192,7 @@ class TierDrain:
             paths = {path for path in paths if name_of(as_place(path)) not in self.left_out}
         for path in paths:
             if not folder_at(as_place(path)).is_gone():
-                note_drain(path, _WAITS)
+                note_drain(path, WAITS)
 
     def _waiting(self) -> list[str]:
         """Returns the steps that wait, and the one under way, the oldest first. Drops those that are too many."""

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
 
-from bytecheckpoint.checkpoint.keeping import pins_of
+from bytecheckpoint.checkpoint.keeping import WAITS, drains_of, note_drain, pins_of
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.tier_drains import note_tier_commit
 from bytecheckpoint.config import Config
@@ -26,7 +27,7 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.agreement import all_together, of_each
 from bytecheckpoint.distributed.collectives import broadcast
 from bytecheckpoint.distributed.groups import between_ranks, calling
-from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError, StorageError, UnsupportedError
 from bytecheckpoint.native import _C, _core
 from bytecheckpoint.runtime.boot_id import boot_id
 from bytecheckpoint.runtime.per_process import PerProcess
@@ -100,6 +101,9 @@ class NearDisks:
                 str(writer.checkpoint_id),
             )
         self._path = str(writer.checkpoint_id)
+        overwrites = writer.overwrite
+        # What a job left that died between the marks is no checkpoint.
+        writer.overwrite = overwrites or not self._has_checkpoint()
         writer.same_save_as = self._said_by_the_first(writer.same_save_as or _C.draw_save_id())
         save_id = writer.same_save_as
         writer.ranks_here = self.ranks_here
@@ -111,10 +115,27 @@ class NearDisks:
             self._undo()
             raise
         finally:
-            writer.ranks_here, writer.same_save_as = None, ""
+            writer.ranks_here, writer.same_save_as, writer.overwrite = None, "", overwrites
             self._commit = None
         self._go_on(writer.config)
         return saved
+
+    def take_over_waiting(self) -> None:
+        """Notes on the first disk what waits on any to be copied: it was another machine's before. Collective."""
+        near = str(self._tiers.near)
+        waiting = _waiting_in(near) if self.acts else []
+        names = {*chain(*of_each(self._group, *self._call, waiting))}
+        if not names:
+            return
+        taken = self._said_by_the_first(_note_waiting(near, names) if self._coordinates else [])
+        if not self._coordinates:
+            _note_waiting(near, {*taken} & {*waiting}, "")
+
+    def _has_checkpoint(self) -> bool:
+        """Returns whether the marks on all disks are of one save. Collective."""
+        save_id = self._together(lambda: _save_id_at(Path(self._path)))
+        said = {*of_each(self._group, *self._call, save_id)}
+        return len(said) == 1 and "" not in said
 
     def _begin(self, writer: BcpWriter, save_id: str) -> None:
         if not self.acts or self._coordinates:
@@ -213,8 +234,37 @@ def lend_to_load(tiers: Tiers, group: dist.ProcessGroup, what: str, config: Conf
     disks = NearDisks(tiers, group, (what, str(tiers.near)))
     if disks.is_one:
         lend_near(tiers, "")
-    else:
-        lend_committed(tiers, group, what, disks.acts, config)
+        return
+    if tiers.durable:
+        disks.take_over_waiting()
+    lend_committed(tiers, group, what, disks.acts, config)
+
+
+def _save_id_at(path: Path) -> str:
+    """Returns the id of the save that is committed at a path; "" for none."""
+    return _core.Checkpoint.open(str(path), max_whole_bytes=0).save_id if (path / _MARK).exists() else ""
+
+
+def _waiting_in(near: str) -> list[str]:
+    """Returns the steps on this disk that wait to be copied, by name."""
+    try:
+        paths = [] if folder_at(near).is_gone() else [path for _, path in step_paths(Path(near))]
+        return sorted(Path(path).name for path in drains_of(paths))
+    except StorageError as error:  # a load does not fail for it
+        _logger.warning("Tiers(%s): %s", near, error)
+        return []
+
+
+def _note_waiting(near: str, names: Collection[str], state: str = WAITS) -> list[str]:
+    """Notes of steps on this disk that they wait, or ``""``; returns those of which that worked."""
+    noted = []
+    for name in names:
+        try:
+            note_drain(f"{near}/{name}", state)
+            noted.append(name)
+        except (CheckpointNotFoundError, StorageError) as error:
+            _logger.warning("Tiers(%s): %s waits on another disk, and is not copied: %s", near, name, error)
+    return noted
 
 
 def _disk_at(near: Path, makes: bool) -> str:

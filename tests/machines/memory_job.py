@@ -6,7 +6,8 @@ Usage: memory_job.py FOLDER CONTROL RANK RANKS JSON
 JSON has ``tier``: the arguments of ``MemoryTier``, or null; ``disk``: whether there is a near disk, too; ``durable``: a
 folder, or nothing; ``alone``: a step that each rank loads by itself at first; ``resumes``: whether the newest is loaded
 then; ``ranks_saved``: how many ranks have saved what is loaded; ``saves``: numbers of steps to save; ``waits_before``:
-the one before which it waits for the test; ``others``: whether the other ways to save are tried.
+the one before which it waits for the test; ``overwrite``: whether they may be there; ``others``: whether the other
+ways to save are tried.
 """
 
 from __future__ import annotations
@@ -111,9 +112,10 @@ def saved(tiers: Tiers) -> dict[str, str]:
         if step == ASKED.get("waits_before"):
             (CONTROL / f"at.{RANK}").touch()
             wait_for("go")
+        path, overwrite = tiers / f"step-{step}", ASKED.get("overwrite", True)
         try:
             of_rank = state(step, range(RANK, RANK + 1))
-            report = bytecheckpoint.save_state_dict(tiers / f"step-{step}", of_rank, config=CONFIG)
+            report = bytecheckpoint.save_state_dict(path, of_rank, overwrite=overwrite, config=CONFIG)
             outcomes[str(step)] = report.tier
             (CONTROL / f"saved.{RANK}.{step}").touch()
         except Exception as error:

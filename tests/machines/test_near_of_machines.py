@@ -13,7 +13,7 @@ import pytest
 from support.machines import Machines, Network, why_not
 
 import bytecheckpoint
-from bytecheckpoint.checkpoint.keeping import note_drain
+from bytecheckpoint.checkpoint.keeping import drains_of, note_drain
 from machines.jobs import NUM_MACHINES, Run, all_say, asked_for
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"SEVERAL MACHINES ARE NOT TESTED: {why_not()}")
@@ -56,9 +56,11 @@ def test_a_step_counts_when_each_disk_has_its_mark(machines: Machines) -> None:
     retention = bytecheckpoint.Retention(disk(machines, 0), keep_latest=1)
     assert retention.prune().removed == []  # the step before is what counts
     assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 1, "from": "held"}
-    said = run.job(range(3), disk=True, saves=[2])
+    said = run.job(range(3), disk=True, saves=[2], overwrite=False)
     assert all_say(said, "saved") == {"2": "near"}
-    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 2, "from": "held"}
+    said = run.job(range(3), disk=True, resumes=True, saves=[2], overwrite=False)
+    assert all_say(said, "resumed") == {"step": 2, "from": "held"}
+    assert all_say(said, "saved")["2"].startswith("CheckpointExistsError: ")
 
 
 def test_a_lost_disk_costs_what_is_not_durable(machines: Machines, tmp_path: Path) -> None:
@@ -81,6 +83,13 @@ def test_a_lost_disk_costs_what_is_not_durable(machines: Machines, tmp_path: Pat
     run.job(range(3), disk=True, durable=str(durable), saves=[5])
     assert bytecheckpoint.verify(durable / "step-4").is_whole
     assert bytecheckpoint.verify(durable / "step-5").is_whole
+    # Also with another machine as the first.
+    shutil.rmtree(durable / "step-5")
+    note_drain(str(disk(machines, 0) / "step-5"), "waits to be drained")
+    said = run.job([1, 2, 0], disk=True, durable=str(durable), resumes=True)
+    assert all_say(said, "resumed") == {"step": 5, "from": "held"}
+    assert bytecheckpoint.verify(durable / "step-5").is_whole
+    assert not drains_of(str(disk(machines, machine) / "step-5") for machine in range(3))
 
 
 def test_what_is_removed_from_the_first_disk_is_removed_from_all(machines: Machines) -> None:
