@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
@@ -25,8 +25,10 @@ from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import LoadReport
+from bytecheckpoint.storage.paths import is_url
+from bytecheckpoint.storage.small_files import storage_errors
 from bytecheckpoint.storage.tiers import Tiers
-from bytecheckpoint.torchtitan._engine import Engine, leaves, raise_at_end, wait_for
+from bytecheckpoint.torchtitan._engine import Engine, leaves, raise_at_end, step_of, wait_for
 from bytecheckpoint.torchtitan._metrics import TrainerMetrics
 from bytecheckpoint.torchtitan._options import config_of, spec_of, tiers_of
 
@@ -72,6 +74,7 @@ class BcpCheckpointing(_Manager):
     - ``keep_latest_k`` counts complete checkpoints. One that is being saved is kept in addition.
     - With the option ``tiers`` saves go to the near place, and from there to the durable one; see ``Tiers``. A place
       that the option leaves out is the manager's folder. ``keep_latest_k`` counts near by. ``close`` waits for copies.
+      A load takes the newest step of all places and of all machines, as ``resume`` does.
     - With ``initial_load_spec`` the initial load goes through our reader, also that of Hugging Face weights.
     """
 
@@ -80,6 +83,8 @@ class BcpCheckpointing(_Manager):
     save_future: Future[Any] | None
     _loaded: LoadReport | None = None
     _tiers: Tiers | None = None
+    _has_looked = False  # a load has looked for its step in tiers
+    _in_tiers: str | None = None  # that step, if there is one
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
         require(TORCHTITAN)
@@ -150,9 +155,7 @@ class BcpCheckpointing(_Manager):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
         others = tuple(key for key in state_dict if key in self.states)
-        path: str | os.PathLike[str] = checkpoint_id
-        if self._tiers is not None and checkpoint_id.rpartition("/")[0] == self.folder == str(self._tiers.place):
-            path = self._tiers.step_of(checkpoint_id)  # it may be in memory
+        path = self._in_tiers if self._in_tiers is not None and checkpoint_id == self.folder else checkpoint_id
         self._loaded = self._engine.load(path, state_dict, others, spec)
         if MODEL in self.states:
             self.states[MODEL].load_state_dict(state_dict)
@@ -160,26 +163,38 @@ class BcpCheckpointing(_Manager):
     # Which steps there are, and which are removed.
 
     def _load(self, step: int = -1) -> bool:
-        folder: str = self.folder
         if self._tiers is not None:
-            self.folder = self._engine.run_to_load(self._tiers, step)
+            self._in_tiers, self._has_looked = self._engine.step_in_tiers(self._tiers, step), True
+        elif step != -1 and not leaves(self.folder):
+            self._engine.check_step(self.folder, step)
+        self._is_initial_load = step == -1  # until a step is found
+        self._loaded = None
         try:
-            if step != -1 and not leaves(self.folder):
-                self._engine.check_step(self.folder, step)
-            self._is_initial_load = step == -1  # until a step is found
-            self._loaded = None
+            if self._in_tiers is not None:
+                _logger.info("loading %s", self._in_tiers)
+                _make_local(self.folder)  # it may be missing on a new machine
             has_loaded = bool(super()._load(step))
         finally:
-            self.folder = folder
+            self._in_tiers, self._has_looked = None, False
         if self._loaded is not None:
             self._metrics.log(getattr(self.states.get(TRAIN_STATE), "step", 0), self._loaded)
         return has_loaded
 
     def _find_load_step(self, folder: str = "") -> int:
-        folder = folder or self.folder
-        step = int(super()._find_load_step(folder)) if leaves(folder) else self._engine.latest_step(folder)
+        if self._tiers is not None and folder in ("", self.folder):
+            path = self._in_tiers if self._has_looked else self._engine.step_in_tiers(self._tiers, -1)
+            step = -1 if path is None else step_of(path)
+        else:
+            folder = folder or self.folder
+            step = int(super()._find_load_step(folder)) if leaves(folder) else self._engine.latest_step(folder)
         self._is_initial_load = step == -1
         return step
+
+    def _create_checkpoint_id(self, step: int, folder: str = "") -> str:
+        # Their load wants a folder that this machine sees. A step of tiers may be in memory, or on other machines.
+        if self._in_tiers is not None and folder in ("", self.folder):
+            return self.folder
+        return str(super()._create_checkpoint_id(step, folder))
 
     def _purge_stale_checkpoints(self) -> None:
         if leaves(self.folder):
@@ -243,6 +258,12 @@ class BcpCheckpointManager(BcpCheckpointing, CheckpointManager):
             CheckpointManager.Config.__post_init__(self)
             config_of(self.engine)  # raises now instead of minutes later
             spec_of(self.initial_load_spec)
+
+
+def _make_local(folder: str) -> None:
+    if not is_url(folder):
+        with storage_errors("mkdir", folder):
+            Path(folder).mkdir(parents=True, exist_ok=True)
 
 
 def _purge(folders: queue.Queue[str | None], engine: Engine, keep_latest: int) -> None:

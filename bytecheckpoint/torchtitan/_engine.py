@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
-from bytecheckpoint.checkpoint.newest import Newest, newest_in
+from bytecheckpoint.checkpoint.newest import Newest
 from bytecheckpoint.checkpoint.retention import Retention
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.tier_drains import wait_for_drains
@@ -29,12 +29,13 @@ from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
 from bytecheckpoint.storage.folders import can_open_url, folder_at, known
-from bytecheckpoint.storage.paths import as_place, below, is_url, location, parent_of
+from bytecheckpoint.storage.paths import Place, below, is_url, location
 from bytecheckpoint.storage.step_folder import StepFolder, step_paths
 from bytecheckpoint.storage.tiers import Tiers
 from bytecheckpoint.torchtitan._load_planner import ResumePlanner
+from bytecheckpoint.training_state.latest import one_look
 
-__all__ = ["STEP_PATTERN", "Engine", "leaves", "raise_at_end", "wait_for"]
+__all__ = ["STEP_PATTERN", "Engine", "leaves", "raise_at_end", "step_of", "wait_for"]
 
 # It must match the whole name of a folder. torchtitan searches for it anywhere, and takes "step-9.old" for step 9.
 STEP_PATTERN = r"step-(\d+)"
@@ -122,28 +123,34 @@ class Engine:
         steps of higher numbers are named.
         """
         path = self._agreed(lambda: _newest(folder, self.config).path, folder)
-        return -1 if path is None else _step_of(path)
+        return -1 if path is None else step_of(path)
 
-    def run_to_load(self, tiers: Tiers, step: int) -> str:
-        """Returns the folder of ``tiers`` to look in: the nearest that has ``step`` whole, or for -1 the newest one.
+    def step_in_tiers(self, tiers: Tiers, step: int) -> str | None:
+        """Returns the folder of ``step`` in ``tiers``, or for -1 of the newest one, from the nearest place that has it.
 
-        If none has it, it is the nearest of all. Memory does not count: what is there is on a disk, too. Collective:
-        rank 0 looks, and tells the others which place it is.
+        None if there is no step yet. Collective: the machines tell one another what is in their memory, and on their
+        disks at the near place, if each has one of its own; rank 0 looks, and tells the others.
+
+        Raises:
+            CheckpointNotFoundError: No place has ``step``. The message says which steps there are.
+            CheckpointError: No place has a whole checkpoint, and one could not be looked at.
         """
-        runs = [*map(str, tiers.disks)]
 
-        def look() -> int:
+        def look(run: Place) -> Newest:
             if step == -1:
-                found = newest_in(tiers.disks, lambda run: _newest(str(run), tiers.config), "load").path
-                paths = [] if found is None else [found]
-            else:
-                paths = [path for run in runs for n, path in _step_folders(run, tiers.config) if n == step]
-            for path in paths:
-                if (folder := look_at_step(_step_of(path), path)) is not None and _may_load(folder):
-                    return runs.index(str(parent_of(as_place(path))))
-            return 0
+                return _newest(str(run), tiers.config)
+            paths = [path for number, path in _step_folders(str(run), tiers.config) if number == step]
+            folders = [look_at_step(step, path) for path in paths]
+            return Newest(next((each.path for each in folders if each is not None and _may_load(each)), None))
 
-        return runs[self._agreed(look, runs[0])]
+        found = one_look("load", tiers, "", self.config, self.group, look)
+        for text in found.warnings:
+            _logger.warning("%s", text)
+        if found.path is None and step != -1:
+            raise CheckpointNotFoundError(
+                _no_such_step(step, [*map(str, tiers.places)], tiers.config), str(below(tiers.place, f"step-{step}"))
+            )
+        return found.path
 
     def _agreed(self, look: Callable[[], T], folder: str) -> T:
         """Returns what rank 0 sees."""
@@ -166,19 +173,11 @@ class Engine:
         Raises:
             CheckpointNotFoundError: There is no checkpoint of that step. The message says which steps there are.
         """
-        folders = _step_folders(folder, self.config)
         path = str(below(location(folder), f"step-{step}"))
-        found = look_at_step(step, path) if any(other == step for other, _ in folders) else None
-        if found is not None and _may_load(found):
-            return
-        others = [other for other, _ in folders if other != step]
-        why = "it is not there" if found is None else found.summary()
-        there = f"there are steps {', '.join(map(str, others))}" if others else "there are none"
-        raise CheckpointNotFoundError(
-            f"checkpoint.load_step={step}: {why}; in {folder} {there}. checkpoint.load_step=-1 takes the newest one "
-            "that is complete",
-            path,
-        )
+        is_there = any(other == step for other, _ in _step_folders(folder, self.config))
+        found = look_at_step(step, path) if is_there else None
+        if found is None or not _may_load(found):
+            raise CheckpointNotFoundError(_no_such_step(step, [folder], self.config), path)
 
     # Removing checkpoints.
 
@@ -239,7 +238,22 @@ def _step_folders(folder: str, config: Config | None) -> list[tuple[int, str]]:
     return [] if folder_at(place).is_gone() else step_paths(place, STEP_PATTERN)
 
 
-def _step_of(path: str) -> int:
+def _no_such_step(step: int, runs: Sequence[str], config: Config | None) -> str:
+    """Says that a step is in none of the folders of a run, and what is there."""
+    said = []
+    for run in runs:
+        folders = _step_folders(run, config)
+        found = next((look_at_step(*each) for each in folders if each[0] == step), None)
+        others = ", ".join(str(other) for other, _ in folders if other != step)
+        there = f"there are steps {others}" if others else "there are none"
+        said.append(f"{'it is not there' if found is None else found.summary()}; in {run} {there}")
+    return (
+        f"checkpoint.load_step={step}: {'; '.join(said)}. checkpoint.load_step=-1 takes the newest one that is complete"
+    )
+
+
+def step_of(path: str) -> int:
+    """Returns the number of a step folder."""
     return int(path.rpartition("-")[2])
 
 

@@ -46,7 +46,7 @@ def tiers_of(options: Mapping[str, Any] | Config | None, folder: str) -> Tiers |
         folder: The manager's own folder, which is the place that a dict leaves out.
 
     Raises:
-        ConfigError: See ``Tiers``; or steps would be in memory alone.
+        ConfigError: See ``Tiers``; or steps would be in memory alone, some or all.
     """
     given = options.get(_TIERS) if isinstance(options, Mapping) else None
     if isinstance(given, Mapping):
@@ -56,6 +56,10 @@ def tiers_of(options: Mapping[str, Any] | Config | None, folder: str) -> Tiers |
         raise ConfigError(
             f"bytecheckpoint.torchtitan: near_every={tiers.near_every}: torchtitan looks for steps in folders, and "
             "would not find those in memory alone"
+        )
+    if tiers is not None and not tiers.disks:
+        raise ConfigError(
+            "bytecheckpoint.torchtitan: Tiers with memory alone: torchtitan wants a folder of the run: pass it as near"
         )
     return tiers
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of one rank a machine, which run ``memory_job.py``."""
+"""Jobs whose ranks are on machines, one on each or more."""
 
 from __future__ import annotations
 
@@ -20,19 +20,32 @@ asked_for = pytest.mark.skipif(not os.environ.get("BCP_GROUND"), reason="set BCP
 
 NUM_MACHINES = 3
 LIMIT_S = 90.0
+_TESTS = Path(__file__).parents[1]
 
 
 class Run:
-    """Jobs of one rank a machine, one after the other."""
+    """Jobs of one program, one after the other.
 
-    def __init__(self, machines: Machines, **tier: Any) -> None:
+    Args:
+        machines: Where they run.
+        program: What each rank runs; a file beside this one.
+        tier: Arguments of ``MemoryTier``.
+    """
+
+    def __init__(self, machines: Machines, program: str = "memory_job.py", **tier: Any) -> None:
         self.machines = machines
+        self._program = Path(__file__).with_name(program)
         self.tier = {"name": f"run-{os.getpid()}", "interface": "e0", "linger_s": 600.0, **tier}
         self._num_jobs = len([*machines.base.glob("job*")])
         self.control = machines.base
 
     def job(self, on: Sequence[int], **asked: Any) -> dict[int, dict[str, Any]]:
-        """Runs a job, and returns what its ranks say. They then end as if they were killed."""
+        """Runs a job, and returns what its ranks say. They then end as if they were killed.
+
+        Args:
+            on: The machine of each rank.
+            asked: What the program is asked for.
+        """
         self.start(on, **asked)
         return self.end(range(len(on)))
 
@@ -43,11 +56,12 @@ class Run:
         environment = {
             **os.environ, "MASTER_ADDR": self.machines.address(on[0]), "MASTER_PORT": str(29500 + self._num_jobs),
             "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "e0", "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }  # fmt: skip
-        program = str(Path(__file__).with_name("memory_job.py"))
         for rank, machine in enumerate(on):
             text = json.dumps({"tier": self.tier, "ranks_saved": NUM_MACHINES, **asked})
-            command = [sys.executable, program, *map(str, (self.machines.folder, self.control, rank, len(on))), text]
+            where = self.machines.folder, self.control, rank, len(on)
+            command = [sys.executable, str(self._program), *map(str, where), text]
             self.machines.start(machine, command, environment)
 
     def wait_for(self, name: str) -> None:
