@@ -14,6 +14,7 @@ from pathlib import PurePath
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
 from bytecheckpoint.checkpoint.copying import CopyReport, copy_checkpoint, is_copied
+from bytecheckpoint.checkpoint.drain_records import note_copied, note_dropped, note_failed
 from bytecheckpoint.checkpoint.keeping import IS_DRAINED, drains_of, note_drain
 from bytecheckpoint.checkpoint.newest import refuse_a_checkpoint
 from bytecheckpoint.checkpoint.steps import look_at_step
@@ -187,6 +188,7 @@ def _waiting(
     for path in waiting[:-most]:
         if path not in report.dropped:
             report.dropped.append(path)
+            note_dropped(path, durable, f"{most} newer steps wait", config)
             _logger.warning("drain(%s): %s is dropped: %d newer steps wait", near, PurePath(path).name, most)
     return waiting[-most:]
 
@@ -245,7 +247,7 @@ def _drain_step(
     progress: Callable[[int, int], object] | None,
     report: DrainReport,
 ) -> None:
-    report.failed.pop(path, None)
+    before, begun_at = report.failed.pop(path, ""), time.time()
     try:
         copied = copy_step(path, near, durable, bytes_per_s, config, progress)
     except CheckpointError as error:
@@ -254,8 +256,11 @@ def _drain_step(
             _logger.warning("drain(%s): %s is dropped: it was removed while it waited", report.near, path)
             return
         report.failed[path] = str(error)
+        if report.failed[path] != before:
+            note_failed(path, durable, str(error), begun_at, config)
         _logger.warning("drain(%s): %s", report.near, report.failed[path])
         return
+    note_copied(path, copied, begun_at, config)
     if copied.is_new:  # else another drain has copied it
         report.drained.append(copied.target)
     report.num_bytes += copied.num_bytes

@@ -8,17 +8,15 @@ started again goes on with what an earlier one has left.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
-from bytecheckpoint.checkpoint.copying import CopyReport
+from bytecheckpoint.checkpoint.drain_records import note_copied, note_dropped, note_failed
 from bytecheckpoint.checkpoint.draining import copy_step
 from bytecheckpoint.checkpoint.keeping import WAITS, drains_of, note_drain
 from bytecheckpoint.config import Config
@@ -27,12 +25,9 @@ from bytecheckpoint.listing import listed
 from bytecheckpoint.runtime.before_exit import before_exit
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.storage.folders import folder_at
-from bytecheckpoint.storage.journal_files import FOLDER, append
 from bytecheckpoint.storage.parts import PARTS, step_and_part
 from bytecheckpoint.storage.paths import Place, as_place, below, name_of, parent_of
-from bytecheckpoint.storage.save_records import FORMAT
 from bytecheckpoint.storage.step_folder import step_paths
-from bytecheckpoint.storage.step_names import run_and_step
 from bytecheckpoint.storage.tiers import Tiers, tiers_of
 
 __all__ = ["TierDrain", "drain_of", "go_on", "note_tier_commit", "note_tier_file", "wait_for_drains"]
@@ -212,6 +207,7 @@ class TierDrain:
 
     def _drop(self, path: str, why: str) -> None:
         name = name_of(as_place(path))
+        note_dropped(path, self._durable, why, self._config)
         _logger.warning("Tiers(%s): %s is dropped, and not copied to %s: %s", self._near, name, self._durable, why)
         with self.changed:
             self._failures.pop(path, None)
@@ -231,15 +227,15 @@ class TierDrain:
         except _StoppedError:
             return False
         except Exception as error:
-            return self._is_hopeless(path, error)
+            return self._is_hopeless(path, error, begun_at)
         _logger.info("Tiers(%s): %s", self._near, copied.summary())
-        _note(path, copied, begun_at, self._config)
+        note_copied(path, copied, begun_at, self._config)
         with self.changed:
             self._failures.pop(path, None)
             self.changed.notify_all()
         return True
 
-    def _is_hopeless(self, path: str, error: Exception) -> bool:
+    def _is_hopeless(self, path: str, error: Exception, begun_at: float) -> bool:
         """Notes why a step was not copied. Returns whether another try would not help; then it no longer waits."""
         with contextlib.suppress(CheckpointError):
             is_gone = folder_at(as_place(path)).is_gone()
@@ -249,34 +245,13 @@ class TierDrain:
                 self._drop(path, "it was removed while it waited" if is_gone else str(error))
                 return True
         with self.changed:
-            is_new = self._failures.get(path) != str(error)
-            self._failures[path] = str(error) if isinstance(error, CheckpointError) else repr(error)
+            why = str(error) if isinstance(error, CheckpointError) else repr(error)
+            is_new, self._failures[path] = self._failures.get(path) != why, why
             self.changed.notify_all()
         if is_new:
-            _logger.warning("Tiers(%s): %s; it is tried again", self._near, self._failures[path])
+            _logger.warning("Tiers(%s): %s; it is tried again", self._near, why)
+            note_failed(path, self._durable, why, begun_at, self._config)
         return False
-
-
-def _note(path: str, copied: CopyReport, begun_at: float, config: Config) -> None:
-    """Writes a line to the journal of a step that was copied."""
-    place = as_place(path)
-    if config.journal == "off" or not isinstance(place, Path) or not copied.is_new:
-        return
-    record = {
-        "format": FORMAT,
-        "kind": "drain",
-        "at": round(begun_at, 3),
-        "path": place.name,
-        "step": run_and_step(path)[1],
-        "save_id": copied.save_ids[-1],
-        "target": copied.target,
-        "total_s": round(copied.seconds, 6),
-        "num_bytes": copied.num_bytes,
-    }
-    try:
-        append(place / FOLDER, json.dumps(record, separators=(",", ":")).encode() + b"\n")
-    except OSError as error:
-        _logger.warning("the journal in %s cannot be written: %s", place, error.strerror or error)
 
 
 class _Drains:

@@ -18,6 +18,7 @@ from bytecheckpoint.cli.text import counted, json_value, one_line, print_json
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.findings.figures import number, rank_figures, report_of, text_of
 from bytecheckpoint.findings.findings import Finding
+from bytecheckpoint.observability.drains import drain_text, drains_in
 from bytecheckpoint.observability.page import page_of
 from bytecheckpoint.observability.page.contents import page_contents
 from bytecheckpoint.observability.page.untrusted import cleaned
@@ -123,7 +124,7 @@ def _read(folder: Path, last: int, since: int | None) -> Run:
             f"{folder} has no journal: each save adds a line to .bcp/journal.jsonl in the folder of its checkpoint, "
             "unless Config(journal='off'), and no such file is in the folders of steps here; see docs/journal.md"
         )
-    if not run.records and not run.failures:
+    if not run.records and not run.failures and not run.drains:
         what = "" if since is None else f" of step {since} or later"
         raise Failure(
             f"{folder}: the journal has no save and no load{what} ({counted(run.num_skipped, 'line')} skipped)"
@@ -219,6 +220,7 @@ def _lines(run: Run, of_run: Sequence[Trouble]) -> list[str]:
         lines += [f"- {one_line(failure_text(each))}" for each in run.failures[: -_MOST_IN_WORDS - 1 : -1]]
         if len(run.failures) > _MOST_IN_WORDS:
             lines.append(f"and {len(run.failures) - _MOST_IN_WORDS} more; bcp why RUN lists them all")
+    lines += _drain_lines(run)
     if not run.records:
         return lines
     lines.append(f"newest: {_call_text(run.records[-1])}")
@@ -233,12 +235,28 @@ def _lines(run: Run, of_run: Sequence[Trouble]) -> list[str]:
     return lines
 
 
+def _drain_lines(run: Run) -> list[str]:
+    """Returns what became of the copies to durable storage; nothing for a run without any."""
+    drains = drains_in(run.path, run.drains)
+    if not drains:
+        return []
+    lines = [f"to durable storage: {one_line(drains.summary())}"]
+    lines += [f"- {one_line(drain_text(each))}" for each in drains.left_out[: -_MOST_IN_WORDS - 1 : -1]]
+    if len(drains.left_out) > _MOST_IN_WORDS:
+        lines.append(f"and {len(drains.left_out) - _MOST_IN_WORDS} more that were not copied")
+    return lines
+
+
 def _as_json(run: Run, found: Sequence[Sequence[Finding]]) -> dict[str, Any]:
     of_run = troubles(run.records, found)
     return {
         "run": str(run.path),
         "skipped": run.num_skipped,
         "failures": [cleaned(record) for record in run.failures],
+        "drains": {
+            **json_value(drains_in(run.path, run.drains).to_dict()),
+            "records": [cleaned(record) for record in run.drains],
+        },
         "troubles": [
             json_value(trouble.finding.to_dict())
             | {"calls": list(trouble.calls), "worst": trouble.worst, "all_seconds": round(trouble.seconds, 6)}

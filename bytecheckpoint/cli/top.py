@@ -17,14 +17,16 @@ import click
 from bytecheckpoint.cli.options import checked_path, json_option
 from bytecheckpoint.cli.text import columns, counted, json_value, one_line, print_json
 from bytecheckpoint.errors import CheckpointError
-from bytecheckpoint.observability.journal import read_failures, read_journal
+from bytecheckpoint.observability.drains import Drains, drain_text, drains_in
+from bytecheckpoint.observability.journal import read_drains, read_failures, read_journal
 from bytecheckpoint.observability.summary import failure_text
 from bytecheckpoint.report.text import duration_text, rate_text, size_text
 from bytecheckpoint.runtime.live_pages import LiveCall, Pages, read_live_pages
 
 __all__ = ["command"]
 
-_LAST_CALLS, _LAST_FAILURES = 5, 3
+_LAST_CALLS, _LAST_FAILURES, _LAST_DRAINS = 5, 3, 3
+_MOST_DRAINS = 200  # that are counted
 # Larger numbers in a journal are none of ours, and no time that can be shown.
 _MOST = 1 << 60
 # Moves the cursor to the upper left corner; removes what is right of the cursor, and all below it.
@@ -41,8 +43,8 @@ def command(run: str | None, once: bool, interval: float, as_json: bool) -> None
     """Shows the saves and loads that are under way on this machine: who is in which phase, since when, how fast.
 
     RUN is the folder of a run, or a checkpoint; without it, all are shown. Below RUN are also, from its journal, the
-    last calls that failed, and the last that did not. It reads only, and processes of other users only as root. Ctrl-C
-    ends it. With --once, with --json, and where stdout is no terminal, it prints once.
+    last calls that failed, the last that did not, and the copies to durable storage. It reads only, and processes of
+    other users only as root. Ctrl-C ends it. With --once, with --json, and where stdout is no terminal, it prints once.
 
     \b
     Example:
@@ -80,6 +82,7 @@ def _is_below(path: str, run: str | None) -> bool:
 
 def _document(run: str | None, pages: Pages) -> dict[str, Any]:
     calls = [dataclasses.asdict(call) for call in pages.calls if _is_below(call.path, run)]
+    drains, last = _drains(run)
     return {
         "run": run,
         "calls": calls,
@@ -87,6 +90,7 @@ def _document(run: str | None, pages: Pages) -> dict[str, Any]:
         "unknown_pages": pages.num_unknown,
         "last": [_plain(record) for record in _last_calls(run)],
         "failed": [json_value(record) for record in _last_failures(run)],
+        "drains": {**json_value(drains.to_dict()), "last": [json_value(record) for record in last]},
     }
 
 
@@ -120,6 +124,7 @@ def _lines(run: str | None, pages: Pages, before: dict[tuple[int, str, float], i
     last = [_plain(record) for record in _last_calls(run)]
     if last:
         lines += ["", "last calls:", *(f"  {line}" for line in columns([_row_of_last(each) for each in last]))]
+    lines += _drain_lines(run)
     return [*lines, "", f"{one_line(run or '')}: there is no such folder yet"] if _is_missing(run) else lines
 
 
@@ -177,6 +182,28 @@ def _last_failures(run: str | None) -> list[dict[str, Any]]:
         return read_failures(run, last=_LAST_FAILURES)
     except CheckpointError:
         return []
+
+
+def _drains(run: str | None) -> tuple[Drains, list[dict[str, Any]]]:
+    """Returns what became of the copies of a run to durable storage, and the records of the last ones."""
+    if run is None or "://" in run:
+        return Drains(), []
+    for folder in (Path(run), Path(run).parent):
+        try:
+            records = read_drains(folder, _MOST_DRAINS)
+        except CheckpointError:
+            continue
+        if found := drains_in(folder, records):
+            return found, records[-_LAST_DRAINS:]
+    return Drains(), []
+
+
+def _drain_lines(run: str | None) -> list[str]:
+    drains, last = _drains(run)
+    if not drains:
+        return []
+    shown = [f"  {one_line(drain_text(record))}" for record in reversed(last)]
+    return ["", f"to durable storage: {one_line(drains.summary())}", *shown]
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

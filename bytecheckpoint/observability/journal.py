@@ -24,10 +24,11 @@ from bytecheckpoint.storage.paths import location
 from bytecheckpoint.storage.small_files import read_head
 from bytecheckpoint.storage.unended_saves import unended_saves
 
-__all__ = ["find_save", "read_failures", "read_journal"]
+__all__ = ["find_save", "read_drains", "read_failures", "read_journal"]
 
 _CALLS = ("save", "load")
 _FAILURE = "failure"
+_DRAIN = "drain"
 
 _MOST_BYTES = 1 << 30  # of a file: ours have less, and there may be anything
 _MOST_TIME = 1e15  # what is larger is no Unix time
@@ -85,6 +86,22 @@ def read_failures(
     return found if last is None else found[-last:]
 
 
+def read_drains(run: str | os.PathLike[str], last: int | None = None) -> list[dict[str, Any]]:
+    """Returns the records of the copies of steps to durable storage, the oldest first.
+
+    One that has ``failed`` says why a step could not be copied, and was to be tried again; one that has ``dropped``,
+    why it is not copied any more.
+
+    Args:
+        run: As for ``read_journal``: the place that steps are copied from.
+        last: As for ``read_journal``.
+
+    Raises:
+        StorageError: The folder cannot be listed.
+    """
+    return _records(Path(run), (_DRAIN,), last)[0]
+
+
 def _began(record: dict[str, Any]) -> float:
     at = record.get("at")
     return float(at) if isinstance(at, int | float) and abs(at) < _MOST_TIME else 0.0
@@ -120,7 +137,7 @@ def _records(run: Path, kinds: tuple[str, ...], last: int | None) -> tuple[list[
     found: dict[object, dict[str, Any]] = {}
     num_skipped = 0
     for _, folder, line in reversed(lines):
-        if kinds == (_FAILURE,) and _FAILURE.encode() not in line:
+        if kinds in ((_FAILURE,), (_DRAIN,)) and kinds[0].encode() not in line:
             continue  # most lines are of saves, and long
         record = _parsed(line)
         if record is None:
@@ -151,6 +168,8 @@ def _identity(record: dict[str, Any]) -> object:
         return _FAILURE, save_id
     if record["kind"] == _FAILURE:
         return repr(record.get("path")), repr(record.get("at"))
+    if record["kind"] == _DRAIN:
+        return _DRAIN, repr(record.get("path")), repr(record.get("at"))
     return id(record)  # a load: two may be alike, and no load is ever copied
 
 
@@ -187,7 +206,5 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    known = (
-        isinstance(record, dict) and isinstance(record.get("format"), int) and record.get("kind") in (*_CALLS, _FAILURE)
-    )
-    return record if known else None
+    is_ours = isinstance(record, dict) and isinstance(record.get("format"), int)
+    return record if is_ours and record.get("kind") in (*_CALLS, _FAILURE, _DRAIN) else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.findings.figures import text_of
-from bytecheckpoint.observability.journal import read_failures, read_journal
+from bytecheckpoint.observability.journal import read_drains, read_failures, read_journal
 from bytecheckpoint.observability.whole_calls import of_newest_calls, part_of, whole_calls
 from bytecheckpoint.storage.journal_files import FOLDER, journal_folders, journal_paths
 
@@ -25,12 +25,14 @@ class Run:
         records: Records of saves and loads, oldest first.
         num_skipped: Number of lines that are torn, or no records.
         failures: Records of calls that failed, oldest first.
+        drains: Records of copies to durable storage, oldest first.
     """
 
     path: Path
     records: tuple[dict[str, Any], ...]
     num_skipped: int = 0
     failures: tuple[dict[str, Any], ...] = ()
+    drains: tuple[dict[str, Any], ...] = ()
 
 
 def holds_steps(run: Path) -> bool:
@@ -78,13 +80,18 @@ def read_run(path: Path, *, last: int | None = None, since: int | None = None) -
     found, num_skipped = _newest(path, last if since is None else None)
     records = [record for record in found if _has_time(record)]
     num_skipped += len(found) - len(records)
-    if since is not None:
-        records = [record for record in records if isinstance(record.get("step"), int) and record["step"] >= since]
     records.sort(key=lambda record: float(record["at"]))
-    failures = [record for record in read_failures(path, last) if _has_time(record)]
-    if since is not None:
-        failures = [record for record in failures if isinstance(record.get("step"), int) and record["step"] >= since]
-    return Run(path, tuple(records if last is None else of_newest_calls(records, last)), num_skipped, tuple(failures))
+    records, failures, drains = (
+        [record for record in each if _has_time(record) and (since is None or _is_since(record, since))]
+        for each in (records, read_failures(path, last), read_drains(path, last))
+    )
+    newest = tuple(records if last is None else of_newest_calls(records, last))
+    return Run(path, newest, num_skipped, tuple(failures), tuple(drains))
+
+
+def _is_since(record: Mapping[str, Any], since: int) -> bool:
+    step = record.get("step")
+    return isinstance(step, int) and step >= since
 
 
 def _newest(path: Path, last: int | None) -> tuple[list[dict[str, Any]], int]:
