@@ -21,6 +21,7 @@ from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.memory.client import HolderClient
+from bytecheckpoint.storage.olmo_steps import MODEL_AND_OPTIM
 from bytecheckpoint.storage.parts import PARTS
 from bytecheckpoint.storage.paths import below
 from bytecheckpoint.storage.small_files import storage_errors
@@ -119,7 +120,7 @@ def _lend_steps(url: str, near: Path, without: Collection[str] = ()) -> None:
         (changed, name)
         for _, path in step_paths(near)
         if Path(path).name not in without
-        for name in (Path(path).name, *(f"{Path(path).name}/{part}" for part in PARTS))
+        for name in (Path(path).name, *(f"{Path(path).name}/{part}" for part in (*PARTS, MODEL_AND_OPTIM)))
         if (changed := folder_at(near / name).changed(_MARK)) is not None
     ]
     for _, name in sorted(marked):  # the holder notes the order of commits

@@ -100,6 +100,10 @@ def saved_and_loaded_by_other_calls(tiers: Tiers) -> list[int]:
     assert all(torch.equal(value, into[name]) for name, value in state(15, range(RANKS)).items())
     bytecheckpoint.unregister()
     assert str(bytecheckpoint.latest(tiers)).endswith("/step-11")
+    of_olmo = tiers / "step10/model_and_optim"  # as OLMo-core's trainer names it
+    bytecheckpoint.save_state_dict(of_olmo, state(10, range(RANK, RANK + 1)), config=CONFIG)
+    bytecheckpoint.load_state_dict(of_olmo, into, config=CONFIG)
+    assert all(torch.equal(value, into[name]) for name, value in state(10, range(RANKS)).items())
     files = [file for file in Path("/proc").glob("[0-9]*/fd/*") if ".distcp (deleted)" in os.path.realpath(file)]
     assert not files, files  # of what was replaced
     return [step.step for step in bytecheckpoint.scan_steps(FOLDER / "run") if step.state == "part"]
