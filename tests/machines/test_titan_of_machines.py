@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from frameworks.titan_marks import needs_trainer
 from support.machines import Machines, Network, why_not
 
 import bytecheckpoint
+from bytecheckpoint.probes.of_torchtitan import TRAINER
 from machines.jobs import Run, all_say
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")
 pytestmark = [
-    needs_trainer,
+    pytest.mark.skipif(
+        bool(TRAINER.fault()), reason=f"{TRAINER.path}: {TRAINER.fault()}. OUR CHECKPOINT MANAGER IS NOT TESTED"
+    ),
     pytest.mark.skipif(bool(why_not()), reason=f"SEVERAL MACHINES ARE NOT TESTED: {why_not()}"),
 ]
 

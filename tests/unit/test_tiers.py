@@ -41,6 +41,7 @@ from bytecheckpoint.checkpoint import draining
 from bytecheckpoint.checkpoint.keeping import note_drain, pins_of
 from bytecheckpoint.checkpoint.tier_drains import drain_of
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from bytecheckpoint.observability.journal import read_drains
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it is on one device with:RuntimeWarning")
 
@@ -269,6 +270,11 @@ def test_a_backlog_is_bounded_and_said(tiers: Tiers, tmp_path: Path, caplog: pyt
             assert "newer steps wait" in str((handles[step].durable or handles[step].committed).exception(LIMIT_S))
             assert f"step-{step} is dropped, and not copied to" in caplog.text
         wait_until(lambda: "it is tried again" in caplog.text)
+    noted = read_drains(tiers.near)  # one line a step, however often it is tried
+    assert sorted(line["step"] for line in noted if "dropped" in line) == sorted(dropped)
+    failed = [line["path"] for line in noted if "failed" in line]
+    assert failed
+    assert len({*failed}) == len(failed)
     kept = [step for step in range(1, 6) if step not in dropped]
     waiting = [f"{tiers.near}/step-{step}" for step in kept]
     assert [*pins_of(waiting)] == waiting
