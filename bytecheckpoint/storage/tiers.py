@@ -19,7 +19,8 @@ from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.memory.connection import HolderOptions, set_options, url_of_run
-from bytecheckpoint.storage.object_store.urls import is_http
+from bytecheckpoint.storage.object_store.stores import keep_options
+from bytecheckpoint.storage.object_store.urls import is_http, is_store_url
 from bytecheckpoint.storage.olmo_steps import in_final_folder
 from bytecheckpoint.storage.parts import step_and_part
 from bytecheckpoint.storage.paths import Place, TieredPath, as_place, below, location, parent_of
@@ -321,6 +322,8 @@ class _InUse:
 
     def use(self, tiers: Tiers, is_save: bool) -> Place:
         place = tiers.place
+        if tiers.config is not None and is_store_url(tiers.durable):
+            keep_options(str(tiers.durable), tiers.config)
         for each in tiers.places:
             known(each, tiers.config)
         if tiers.memory is not None:

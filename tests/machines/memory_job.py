@@ -4,20 +4,23 @@
 Usage: memory_job.py FOLDER CONTROL RANK RANKS JSON
 
 JSON has ``tier``: the arguments of ``MemoryTier``, or null; ``disk``: whether there is a near disk, too; ``durable``: a
-folder, or nothing; ``alone``: a step that each rank loads by itself at first; ``resumes``: whether the newest is loaded
-then; ``ranks_saved``: how many ranks have saved what is loaded; ``saves``: numbers of steps to save; ``waits_before``:
-the one before which it waits for the test; ``overwrite``: whether they may be there; ``others``: whether the other
-ways to save are tried.
+folder or URL, or nothing; ``options``: for the store of that; ``near_every``: as in ``Tiers``; ``alone``: a step that
+each rank loads by itself at first; ``resumes``: whether the newest is loaded then; ``ranks_saved``: how many ranks have saved what is loaded; ``saves``: numbers of steps to save; ``waits_before``:
+the one before which it waits for the test; ``pauses``: others; ``overwrite``: whether they may be there; ``others``:
+whether the other ways to save are tried; ``look_s``: for how long a durable place may be silent; ``io_timeout_s``: as in
+``Config``; ``just_ends``: whether copies are not waited for; ``loads``: a step that is loaded by its number.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
 from bytecheckpoint import Config, MemoryTier, Tiers
+from bytecheckpoint.checkpoint import newest
 from bytecheckpoint.storage.memory.client import HolderClient
 
 FOLDER, CONTROL = Path(sys.argv[1]), Path(sys.argv[2])
@@ -35,7 +39,7 @@ RANK, RANKS = int(sys.argv[3]), int(sys.argv[4])
 ASKED = json.loads(sys.argv[5])
 NUMEL = 200_000
 LIMIT_S = 120.0
-CONFIG = Config(stall_timeout_s=4.0)
+CONFIG = Config(stall_timeout_s=4.0, io_timeout_s=ASKED.get("io_timeout_s", Config.io_timeout_s))
 
 
 def state(step: int, ranks: range) -> dict[str, Any]:
@@ -55,12 +59,24 @@ def wait_for(name: str) -> None:
 def resumed(tiers: Tiers) -> dict[str, Any]:
     """Loads the newest state into every rank, whoever had which part, and compares it."""
     into = {name: torch.zeros_like(value) for name, value in state(0, range(ASKED["ranks_saved"])).items()}
+    begin = time.monotonic()
     found = bytecheckpoint.resume(tiers, into, config=CONFIG)
+    say("resume_s", time.monotonic() - begin)
     if found is None:
         return {"step": None}
     for name, wanted in state(found.step, range(ASKED["ranks_saved"])).items():
         assert torch.equal(into[name], wanted), f"{name} is not that of step {found.step}"
     return {"step": found.step, "from": place_of(found.path)}
+
+
+def loaded(tiers: Tiers, step: int) -> str:
+    """Loads a step into every rank, and compares it; returns where it was loaded from."""
+    into = {name: torch.zeros_like(value) for name, value in state(0, range(ASKED["ranks_saved"])).items()}
+    begin = time.monotonic()
+    path = bytecheckpoint.load_state_dict(tiers / f"step-{step}", into, config=CONFIG).path
+    say("load_s", time.monotonic() - begin)
+    assert all(torch.equal(into[name], value) for name, value in state(step, range(ASKED["ranks_saved"])).items())
+    return place_of(path)
 
 
 def loaded_alone(tiers: Tiers, step: int) -> str:
@@ -117,10 +133,15 @@ def saved(tiers: Tiers) -> dict[str, str]:
             (CONTROL / f"at.{RANK}").touch()
             wait_for("go")
         path, overwrite = tiers / f"step-{step}", ASKED.get("overwrite", True)
+        if step in ASKED.get("pauses", ()):
+            (CONTROL / f"at.{RANK}.{step}").touch()
+            wait_for(f"go.{step}")
+        begin = time.monotonic()
         try:
             of_rank = state(step, range(RANK, RANK + 1))
             report = bytecheckpoint.save_state_dict(path, of_rank, overwrite=overwrite, config=CONFIG)
             outcomes[str(step)] = report.tier
+            say(f"seconds.{step}", time.monotonic() - begin)
             (CONTROL / f"saved.{RANK}.{step}").touch()
         except Exception as error:
             outcomes[str(step)] = f"{type(error).__name__}: {error}"
@@ -134,23 +155,30 @@ def say(name: str, what: object) -> None:
 
 
 def main() -> None:
+    logging.basicConfig(filename=CONTROL / f"log.{RANK}")
     faulthandler.dump_traceback_later(60.0, file=(CONTROL / f"stacks.{RANK}").open("w"))
     dist.init_process_group("gloo", rank=RANK, world_size=RANKS, timeout=timedelta(seconds=60))
     tiers = Tiers(
         memory=MemoryTier(**ASKED["tier"]) if ASKED["tier"] else None,
         near=FOLDER / "run" if ASKED.get("disk") else "",
         durable=ASKED.get("durable", ""),
+        near_every=ASKED.get("near_every", 1),
+        config=replace(CONFIG, storage_options=ASKED["options"]) if ASKED.get("options") else None,
     )
+    if "look_s" in ASKED:
+        newest._MOST_FAR_LOOK_S = ASKED["look_s"]
     said: dict[str, Any] = {}
     try:
         if ASKED.get("alone"):
             said["alone"] = loaded_alone(tiers, ASKED["alone"])
         if ASKED.get("resumes"):
             said["resumed"] = resumed(tiers)
+        if ASKED.get("loads"):
+            said["loaded"] = loaded(tiers, ASKED["loads"])
         said["saved"] = saved(tiers)
         if ASKED.get("others"):
             said["others"] = saved_and_loaded_by_other_calls(tiers)
-        if ASKED.get("durable"):
+        if ASKED.get("durable") and not ASKED.get("just_ends"):
             bytecheckpoint.shutdown()
     except BaseException:
         said["error"] = traceback.format_exc()

@@ -174,6 +174,10 @@ class Machines:
             )
         )
 
+    def in_network(self, machine: int) -> tuple[str, ...]:
+        """Returns what comes before a command that is to run in the network of a machine alone, as a server there."""
+        return ("ip", "netns", "exec", self._namespace(machine))
+
     # What happens to a machine.
 
     def boot(self, machine: int) -> None:
@@ -203,6 +207,10 @@ class Machines:
         for way in ways:
             self._drop(machine, way, "")
 
+    def let_through(self, machine: int) -> None:
+        """Ends what ``cut``, ``lose`` and ``swallow`` have begun."""
+        _run(*self.in_network(machine), "nft", "delete", "table", "inet", "t")
+
     def lose(self, machine: int, percent: int) -> None:
         """Drops so many packets of a hundred, in each direction."""
         for way in ("in", "out"):
@@ -211,7 +219,7 @@ class Machines:
     def limit(self, machine: int, bytes_per_s: int) -> None:
         """Lets no more bytes out of a machine."""
         shape = ("tbf", "rate", f"{8 * bytes_per_s}bit", "burst", "32kb", "latency", "400ms")
-        _run("ip", "netns", "exec", self._namespace(machine), "tc", "qdisc", "add", "dev", "e0", "root", *shape)
+        _run(*self.in_network(machine), "tc", "qdisc", "add", "dev", "e0", "root", *shape)
 
     def swallow(self, machine: int, more_than_bytes: int) -> None:
         """Drops the packets that are larger, in each direction, as a switch with a smaller MTU does."""
@@ -224,7 +232,7 @@ class Machines:
             f'add table inet t; add chain inet t {way} {{ type filter hook {hook} priority 0; }}; '
             f'add rule inet t {way} {interface} "e0" {which} drop'
         )  # fmt: skip
-        _run("ip", "netns", "exec", self._namespace(machine), "nft", rules)
+        _run(*self.in_network(machine), "nft", rules)
 
 
 def _run(*command: str, check: bool = True) -> bool:

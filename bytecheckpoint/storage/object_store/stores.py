@@ -27,6 +27,7 @@ __all__ = [
     "MOST_FILE_BYTES",
     "can_use_stores",
     "keep_known",
+    "keep_options",
     "place_in_store",
     "use_store",
     "with_store_ring",
@@ -53,6 +54,7 @@ _MOST_OPENED = 8
 # By URL, the latest last. The engine keeps as many.
 _clients: PerProcess[OrderedDict[str, StoreClient]] = PerProcess(OrderedDict)
 _MOST_CLIENTS = 1000
+_options: PerProcess[dict[str, Mapping[str, Any]]] = PerProcess(dict)  # of runs, by their URLs
 _home: HomeProcess | None = None  # the first process that used obstore
 
 
@@ -68,7 +70,8 @@ def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
 
     Args:
         url: A URL as ``store_url`` returns it.
-        config: ``storage_options``, ``store_concurrency`` and ``io_timeout_s`` are used.
+        config: ``storage_options``, ``store_concurrency`` and ``io_timeout_s`` are used. Without ``storage_options``,
+            those count that ``keep_options`` was told.
         extension: ``_C`` if it is to open them, too; ``_core`` always does.
 
     Raises:
@@ -80,12 +83,28 @@ def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
     if not can_use_stores():
         raise UnsupportedError(f"{url}: URLs need obstore: pip install 'bytecheckpoint-dcp[cloud]'", url)
     _refuse_forked_child(url)
+    if not config.storage_options:
+        config = dataclasses.replace(config, storage_options=_kept_options(url))
     root, prefix = _root_and_prefix(url)
     once = functools.partial(_open, root, config, once=True)
     client = StoreClient(
         url, _open(root, config), prefix, config.store_concurrency, _bucket_and_server(root, config), once
     )
     return _registered(url, client, extension)
+
+
+def keep_options(url: str, config: Config) -> None:
+    """Has calls in this process that pass no ``storage_options`` use those of ``config`` at and below ``url``.
+
+    So what saves to, loads from and copies to a run finds its store, whatever other settings each of them is passed.
+    """
+    if config.storage_options:
+        _options.get()[url] = config.storage_options
+
+
+def _kept_options(url: str) -> Mapping[str, Any] | None:
+    above = [run for run in _options.get() if url == run or url.startswith(f"{run}/")]
+    return _options.get()[max(above, key=len)] if above else None
 
 
 def _registered(url: str, client: StoreClient, extension: Any) -> StoreClient:
