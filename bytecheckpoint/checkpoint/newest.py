@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from errno import ETIMEDOUT
 from pathlib import Path
 
 from bytecheckpoint.checkpoint.commit_order import CommitOrder, commit_order
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.tracker_text import tracker_text
 from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
+from bytecheckpoint.storage.far_looks import look_far
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.parts import PARTS, REFERENCE
 from bytecheckpoint.storage.paths import Place, as_place, below, name_of
@@ -27,7 +25,6 @@ from bytecheckpoint.storage.tiers import tier_of
 __all__ = ["Newest", "newest_in", "newest_whole"]
 
 _MOST_NAMED = 5
-_MOST_FAR_LOOK_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def newest_in(runs: Sequence[Place], look: Callable[[Place], Newest], asked: str
     failures: list[CheckpointError] = []
     for run in runs:
         try:
-            newest = look(run) if not found or run != runs[-1] else _within(_MOST_FAR_LOOK_S, look, run, asked)
+            newest = look(run) if not found or run != runs[-1] else look_far(look, run, asked)
         except CheckpointError as error:
             failures.append(error)
             continue
@@ -136,26 +133,6 @@ def newest_in(runs: Sequence[Place], look: Callable[[Place], Newest], asked: str
             f"{asked}({run}): {best.path} is in memory alone; bcp holder stop {run.rpartition('/')[2]} forgets it"
         )
     return Newest(best.path, tuple(said))
-
-
-def _within(seconds: float, look: Callable[[Place], Newest], run: Place, asked: str) -> Newest:
-    """Returns what ``look`` finds in a place that may hang: a restart is not to wait for it.
-
-    Raises:
-        StorageError: It has not answered.
-    """
-    looking: Future[Newest] = Future()
-
-    def work() -> None:
-        try:
-            looking.set_result(look(run))
-        except BaseException as error:
-            looking.set_exception(error)
-
-    threading.Thread(target=work, name="bytecheckpoint-look", daemon=True).start()
-    if wait([looking], seconds).not_done:
-        raise StorageError(f"{asked}({run}): no answer within {seconds:g} s", str(run), ETIMEDOUT)
-    return looking.result()
 
 
 def _is_later(path: str, than: str) -> bool:

@@ -29,6 +29,7 @@ from bytecheckpoint.sharing.report_gather import ReportGather
 from bytecheckpoint.storage.folder import Folder
 from bytecheckpoint.storage.last_used import note_load
 from bytecheckpoint.storage.names import rank_of_mark
+from bytecheckpoint.storage.save_ids import begin_of_save
 
 __all__ = ["LoadPart", "no_part_of", "open_to_load", "prepare_to_read", "read_part"]
 
@@ -157,6 +158,8 @@ def read_part(
     if len(whole) < len(ranks):
         return None
     note_load(part.path)
+    # What goes on from here is newer than it, whatever the clock of this machine says, and that of who saved it said.
+    _C.draw_save_ids_after(begin_of_save(part.checkpoint.save_id) // 1_000_000)
     report = LoadReport(
         path=part.path,
         save_id=part.checkpoint.save_id,

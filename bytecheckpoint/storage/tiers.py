@@ -17,6 +17,7 @@ from bytecheckpoint.errors import ConfigError, StorageError
 from bytecheckpoint.native import _core
 from bytecheckpoint.near_names import did_you_mean
 from bytecheckpoint.runtime.per_process import PerProcess
+from bytecheckpoint.storage.far_looks import look_far
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.memory.connection import HolderOptions, set_options, url_of_run
 from bytecheckpoint.storage.object_store.stores import keep_options
@@ -275,18 +276,33 @@ class TierStep(TieredPath):
         places = self.places
         # What is behind is a copy of these, and may be far away.
         num_saved_to = (self.tiers.memory is not None) + bool(self.tiers.disks)
-        there = [*filter(self._is_in, places[:num_saved_to])]
-        if len(there) > 1:  # it may have been saved again to one of them alone; of equal ones the nearest is taken
-            return max(there, key=begin_of)
-        return next(iter(there), None) or next(filter(self._is_in, places[num_saved_to:]), self.place)
+        # It may have been saved again to one of them alone; of equal ones the nearest is taken.
+        nearest, newest = self.place, -2
+        for place in places[:num_saved_to]:
+            begin = self._begin_in(place, is_needed=newest == -2)
+            nearest, newest = (nearest, newest) if begin is None or begin <= newest else (place, begin)
+        if newest > -2:
+            return nearest
+        return next((place for place in places[num_saved_to:] if self._begin_in(place) is not None), self.place)
 
-    def _is_in(self, place: Place) -> bool:
-        """Whether a place has it. One that cannot be looked at has nothing: another place may have it."""
+    def _begin_in(self, place: Place, *, is_needed: bool = True) -> int | None:
+        """Returns when its save in a place began; None if that has none.
+
+        A place that cannot be looked at has none, for another one may have it. A durable one that is not needed, since
+        a nearer place has it, is not waited for if it hangs.
+        """
+
+        def look(place: Place) -> int | None:
+            if not (has_mark(place) and has_all_files(place)):
+                return None
+            return 0 if self.tiers.memory is None else begin_of(place)  # else no other place is compared
+
         try:
-            return has_mark(place) and has_all_files(place)
+            is_far = not is_needed and not self.tiers.near
+            return look_far(look, place, "load") if is_far else look(place)
         except StorageError as error:
             _logger.warning("load(%s): %s cannot be looked at: %s", self, place, str(error))
-            return False
+            return None
 
     def __truediv__(self, name: str) -> TierStep:
         return TierStep(self.tiers, f"{self.name}/{name}")

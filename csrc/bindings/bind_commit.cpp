@@ -144,6 +144,7 @@ CheckpointHolder without_records(const py::dict& state_dict_metadata) {
 // NOLINTNEXTLINE(readability-function-size): a list of what Python sees.
 void bind_commit(py::module_& m) {
   m.def("draw_save_id", [] { return base::to_hex(value_or_raise(engine::draw_save_id())); });
+  m.def("draw_save_ids_after", &engine::draw_save_ids_after, py::arg("began_ms"));
   m.def(
       "prepare_ring",
       [](int64_t ring_bytes, int64_t expected_bytes) {

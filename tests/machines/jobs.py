@@ -7,14 +7,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.machines import Machines
+from support.preloading import preloaded
 
 __all__ = ["NUM_MACHINES", "Run", "all_say", "asked_for"]
+
+_OFF_CLOCK = Path(__file__).parents[1] / "support" / "off_clock.c"
 
 asked_for = pytest.mark.skipif(not os.environ.get("BCP_GROUND"), reason="set BCP_GROUND=1")
 
@@ -38,6 +41,7 @@ class Run:
         self.tier = {"name": f"run-{os.getpid()}", "interface": "e0", "linger_s": 600.0, **tier}
         self._num_jobs = len([*machines.base.glob("job*")])
         self.control = machines.base
+        self._clocks: dict[int, dict[str, str]] = {}  # variables by machine
 
     def job(self, on: Sequence[int], **asked: Any) -> dict[int, dict[str, Any]]:
         """Runs a job, and returns what its ranks say. They then end as if they were killed.
@@ -62,7 +66,15 @@ class Run:
             text = json.dumps({"tier": self.tier, "ranks_saved": NUM_MACHINES, **asked})
             where = self.machines.folder, self.control, rank, len(on)
             command = [sys.executable, str(self._program), *map(str, where), text]
-            self.machines.start(machine, command, environment)
+            self.machines.start(machine, command, environment | self._clocks.get(machine, {}))
+
+    def set_clocks(self, seconds: Mapping[int, int]) -> None:
+        """Makes the wall clocks of machines so many seconds off: of ranks that run with one set, and of later ones."""
+        library = preloaded(_OFF_CLOCK, self.machines.base, untested="A WALL CLOCK THAT IS OFF")
+        for machine, off in seconds.items():
+            file = self.machines.base / f"clock{machine}"
+            file.write_text(str(off))
+            self._clocks[machine] = {"LD_PRELOAD": str(library), "OFF_CLOCK": str(file)}
 
     def wait_for(self, name: str) -> None:
         end = time.monotonic() + LIMIT_S

@@ -31,7 +31,7 @@ import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
 from bytecheckpoint import Config, MemoryTier, Tiers
-from bytecheckpoint.checkpoint import newest
+from bytecheckpoint.storage import far_looks
 from bytecheckpoint.storage.memory.client import HolderClient
 
 FOLDER, CONTROL = Path(sys.argv[1]), Path(sys.argv[2])
@@ -166,7 +166,7 @@ def main() -> None:
         config=replace(CONFIG, storage_options=ASKED["options"]) if ASKED.get("options") else None,
     )
     if "look_s" in ASKED:
-        newest._MOST_FAR_LOOK_S = ASKED["look_s"]
+        far_looks._MOST_LOOK_S = ASKED["look_s"]
     said: dict[str, Any] = {}
     try:
         if ASKED.get("alone"):

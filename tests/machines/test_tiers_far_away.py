@@ -166,3 +166,76 @@ def test_a_store_that_falls_silent_behind_memory(machines: Machines, store: Seaw
         machines.power_off(machine)
         machines.boot(machine)
     assert all_say(run.job(RANKS, **run.asked, resumes=True), "resumed") == {"step": 11, "from": "disk"}
+
+
+# Machines with the wrong time.
+
+HOURS = {0: 1, 1: -1}  # by which the clocks of machines are off; a third one is right
+
+
+def as_their_clocks(machines: Machines, hours: dict[int, int], *steps: str) -> None:
+    """Gives the files of steps near by the times that the kernels of their machines would have given them."""
+    for machine, off in hours.items():
+        for step in steps:
+            for file in [path for path in near(machines, machine).glob(f"{step}/**/*") if path.is_file()]:
+                at = file.stat().st_mtime + 3600 * off
+                os.utime(file, (at, at))
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Machines]:
+    with Machines(3, tmp_path, Network(apart=frozenset(range(3)))) as made:
+        yield made
+
+
+def forget_memory(machines: Machines, *which: int) -> None:
+    for machine in which:
+        machines.power_off(machine)
+        machines.boot(machine)
+
+
+def test_machines_whose_clocks_differ(apart: Machines) -> None:
+    """The newest is what was saved last, whatever its number, and whoever looks."""
+    run = Run(apart, replicas=1, keep=4)
+    run.set_clocks({machine: 3600 * off for machine, off in HOURS.items()})
+    said = run.job(range(3), disk=True, near_every=2, saves=[1, 2, 5, 3, 4])
+    assert all_say(said, "saved") == {"1": "memory", "2": "near", "5": "memory", "3": "near", "4": "memory"}
+    as_their_clocks(apart, HOURS, "step-*")
+    forget_memory(apart, 0)  # which then knows nothing, and is asked
+    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 4, "from": "held"}
+    assert all_say(run.job([1, 2, 0], disk=True, resumes=True), "resumed") == {"step": 4, "from": "held"}
+    forget_memory(apart, *range(3))
+    assert all_say(run.job([2, 1, 0], disk=True, resumes=True), "resumed") == {"step": 3, "from": "held"}
+
+
+def test_a_clock_that_is_set_back_in_a_job(apart: Machines) -> None:
+    """What was saved behind that is newer than what is on the disk from before."""
+    run = Run(apart, replicas=1, keep=1)
+    run.set_clocks(dict.fromkeys(range(3), 3600))
+    run.start(range(3), disk=True, near_every=2, saves=[5, 6, 4, 3, 2], waits_before=4)
+    for rank in range(3):
+        run.wait_for(f"at.{rank}")
+    as_their_clocks(apart, dict.fromkeys(range(3), 1), "step-*")
+    run.set_clocks(dict.fromkeys(range(3), -3600))
+    run.go()
+    said = all_say(run.end(range(3)), "saved")
+    assert said == {"5": "memory", "6": "near", "4": "memory", "3": "near", "2": "memory"}
+    as_their_clocks(apart, dict.fromkeys(range(3), -1), "step-3")
+    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 2, "from": "held"}
+    forget_memory(apart, *range(3))
+    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 3, "from": "held"}
+
+
+def test_a_clock_that_is_set_back_between_two_jobs(apart: Machines) -> None:
+    """What a job has loaded is older than what it saves, whatever the clocks said when that was saved."""
+    run = Run(apart, replicas=1, keep=1)
+    run.set_clocks(dict.fromkeys(range(3), 3600))
+    run.job(range(3), disk=True, saves=[5, 6])
+    as_their_clocks(apart, dict.fromkeys(range(3), 1), "step-*")
+    run.set_clocks(dict.fromkeys(range(3), 0))
+    said = run.job(range(3), disk=True, near_every=2, resumes=True, saves=[4, 3, 2])
+    assert all_say(said, "resumed")["step"] == 6
+    assert all_say(said, "saved") == {"4": "memory", "3": "near", "2": "memory"}
+    assert all_say(run.job([1, 2, 0], disk=True, resumes=True), "resumed") == {"step": 2, "from": "held"}
+    forget_memory(apart, *range(3))
+    assert all_say(run.job([1, 2, 0], disk=True, resumes=True), "resumed") == {"step": 3, "from": "held"}

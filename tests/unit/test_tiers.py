@@ -26,6 +26,7 @@ from support.tier_runs import BIG, LIMIT_S, loaded, save, state_of, tiers, value
 
 import bytecheckpoint
 from bytecheckpoint import (
+    Config,
     MemoryTier,
     Retention,
     Tiers,
@@ -42,6 +43,7 @@ from bytecheckpoint.checkpoint.keeping import note_drain, pins_of
 from bytecheckpoint.checkpoint.tier_drains import drain_of
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bytecheckpoint.observability.journal import read_drains
+from bytecheckpoint.storage.object_store.stores import use_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it is on one device with:RuntimeWarning")
 
@@ -183,6 +185,20 @@ def test_to_a_store(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "near")
     assert latest(tiers) == "memory://tiers/store/step-1"
     assert loaded(tiers, 1) == (1, "memory://tiers/store/step-1")
+
+
+def test_options_of_the_store_are_those_of_the_tiers(tmp_path: Path) -> None:
+    """Whatever settings a save or a load has: they are of the call, and mostly without options."""
+    options = {"endpoint": "http://127.0.0.1:9", "access_key_id": "of tiers", "secret_access_key": "s", "region": "r"}
+    tiers = Tiers(near=tmp_path, durable="s3://tiers/of/run", config=Config(storage_options=options))
+    tiers.open()
+    for url in ("s3://tiers/of/run", "s3://tiers/of/run/step-1"):
+        store: Any = use_store(url, Config(io_timeout_s=7.0))._store
+        assert store.config["access_key_id"] == "of tiers"
+    own: Any = use_store("s3://tiers/of/run/step-1", Config(storage_options={**options, "access_key_id": "own"}))._store
+    assert own.config["access_key_id"] == "own"
+    other: Any = use_store("s3://tiers/of/runs", Config())._store
+    assert "access_key_id" not in other.config
 
 
 def test_every_third_save(tmp_path: Path) -> None:
