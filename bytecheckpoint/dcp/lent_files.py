@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from bytecheckpoint.checkpoint.commit_order import commit_order
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.memory_machines import Machines
 from bytecheckpoint.distributed.agreement import all_together
@@ -116,15 +117,17 @@ def _return_gone(url: str, near: Path) -> None:
 def _lend_steps(url: str, near: Path, without: Collection[str] = ()) -> None:
     if folder_at(near).is_gone():
         return
-    marked = [
-        (changed, name)
-        for _, path in step_paths(near)
-        if Path(path).name not in without
-        for name in (Path(path).name, *(f"{Path(path).name}/{part}" for part in (*PARTS, MODEL_AND_OPTIM)))
-        if (changed := folder_at(near / name).changed(_MARK)) is not None
-    ]
-    for _, name in sorted(marked):  # the holder notes the order of commits
-        _lend_folder(url, near, name)
+    steps = [(step, path) for step, path in step_paths(near) if Path(path).name not in without]
+    # The holder notes the order of commits, which is not that of marks where a clock was set back, or steps are copies.
+    for _, path in reversed(commit_order(near, steps, "").by_time):
+        name = Path(path).name
+        marked = [
+            (changed, folder)
+            for folder in (name, *(f"{name}/{part}" for part in (*PARTS, MODEL_AND_OPTIM)))
+            if (changed := folder_at(near / folder).changed(_MARK)) is not None
+        ]
+        for _, folder in sorted(marked):
+            _lend_folder(url, near, folder)
 
 
 def _lend_folder(url: str, near: Path, name: str) -> None:

@@ -99,6 +99,11 @@ class Run:
         assert not errors, errors[0]
         return said
 
+    def seconds(self, *of: int | str) -> list[float]:
+        """Returns how long saves took, or ``resume_s``, or ``load_s``, on each rank of the last job."""
+        names = [f"seconds.{each}" if isinstance(each, int) else each for each in of]
+        return [float(file.read_text()) for name in names for file in self.control.glob(f"{name}.[0-9]")]
+
 
 def all_say(said: dict[int, dict[str, Any]], what: str) -> Any:
     """Returns what all ranks say, which must be the same."""

@@ -5,10 +5,11 @@ Usage: memory_job.py FOLDER CONTROL RANK RANKS JSON
 
 JSON has ``tier``: the arguments of ``MemoryTier``, or null; ``disk``: whether there is a near disk, too; ``durable``: a
 folder or URL, or nothing; ``options``: for the store of that; ``near_every``: as in ``Tiers``; ``alone``: a step that
-each rank loads by itself at first; ``resumes``: whether the newest is loaded then; ``ranks_saved``: how many ranks have saved what is loaded; ``saves``: numbers of steps to save; ``waits_before``:
-the one before which it waits for the test; ``pauses``: others; ``overwrite``: whether they may be there; ``others``:
-whether the other ways to save are tried; ``look_s``: for how long a durable place may be silent; ``io_timeout_s``: as in
-``Config``; ``just_ends``: whether copies are not waited for; ``loads``: a step that is loaded by its number.
+each rank loads by itself at first; ``resumes``: whether the newest is loaded then; ``ranks_saved``: how many ranks have
+saved what is loaded; ``saves``: numbers of steps to save; ``waits_before``: the one before which it waits for the test;
+``pauses``: others; ``overwrite``: whether they may be there; ``others``: whether the other ways to save are tried;
+``look_s``: for how long a durable place may be silent; ``io_timeout_s``: as in ``Config``; ``just_ends``: whether copies
+are not waited for; ``loads``: a step that is loaded by its number; ``in_background``: how it saves.
 """
 
 from __future__ import annotations
@@ -139,7 +140,12 @@ def saved(tiers: Tiers) -> dict[str, str]:
         begin = time.monotonic()
         try:
             of_rank = state(step, range(RANK, RANK + 1))
-            report = bytecheckpoint.save_state_dict(path, of_rank, overwrite=overwrite, config=CONFIG)
+            if ASKED.get("in_background"):
+                handle = bytecheckpoint.async_save_state_dict(path, of_rank, overwrite=overwrite, config=CONFIG)
+                say(f"blocked.{step}", time.monotonic() - begin)
+                report = handle.committed.result()
+            else:
+                report = bytecheckpoint.save_state_dict(path, of_rank, overwrite=overwrite, config=CONFIG)
             outcomes[str(step)] = report.tier
             say(f"seconds.{step}", time.monotonic() - begin)
             (CONTROL / f"saved.{RANK}.{step}").touch()

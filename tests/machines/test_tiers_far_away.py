@@ -62,11 +62,6 @@ class FarRun(Run):
     def log(self) -> str:
         return (self.control / "log.0").read_text()
 
-    def seconds(self, *of: int | str) -> list[float]:
-        """Returns how long saves took, or ``resume_s``, or ``load_s``, on each rank of the last job."""
-        names = [f"seconds.{each}" if isinstance(each, int) else each for each in of]
-        return [float((self.control / f"{name}.{rank}").read_text()) for name in names for rank in RANKS]
-
 
 def stop(machines: Machines, store: SeaweedFS) -> Callable[[], None]:
     os.kill(store.pid, signal.SIGSTOP)
@@ -212,30 +207,52 @@ def test_a_clock_that_is_set_back_in_a_job(apart: Machines) -> None:
     """What was saved behind that is newer than what is on the disk from before."""
     run = Run(apart, replicas=1, keep=1)
     run.set_clocks(dict.fromkeys(range(3), 3600))
-    run.start(range(3), disk=True, near_every=2, saves=[5, 6, 4, 3, 2], waits_before=4)
+    run.start(range(3), disk=True, near_every=2, saves=[1, 2, 3, 4, 5], waits_before=3)
     for rank in range(3):
         run.wait_for(f"at.{rank}")
     as_their_clocks(apart, dict.fromkeys(range(3), 1), "step-*")
     run.set_clocks(dict.fromkeys(range(3), -3600))
     run.go()
     said = all_say(run.end(range(3)), "saved")
-    assert said == {"5": "memory", "6": "near", "4": "memory", "3": "near", "2": "memory"}
-    as_their_clocks(apart, dict.fromkeys(range(3), -1), "step-3")
-    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 2, "from": "held"}
+    assert said == {"1": "memory", "2": "near", "3": "memory", "4": "near", "5": "memory"}
+    as_their_clocks(apart, dict.fromkeys(range(3), -1), "step-4")
+    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 5, "from": "held"}
     forget_memory(apart, *range(3))
-    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 3, "from": "held"}
+    assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 4, "from": "held"}
 
 
 def test_a_clock_that_is_set_back_between_two_jobs(apart: Machines) -> None:
     """What a job has loaded is older than what it saves, whatever the clocks said when that was saved."""
     run = Run(apart, replicas=1, keep=1)
     run.set_clocks(dict.fromkeys(range(3), 3600))
-    run.job(range(3), disk=True, saves=[5, 6])
+    run.job(range(3), disk=True, saves=[1, 2])
     as_their_clocks(apart, dict.fromkeys(range(3), 1), "step-*")
     run.set_clocks(dict.fromkeys(range(3), 0))
-    said = run.job(range(3), disk=True, near_every=2, resumes=True, saves=[4, 3, 2])
-    assert all_say(said, "resumed")["step"] == 6
-    assert all_say(said, "saved") == {"4": "memory", "3": "near", "2": "memory"}
-    assert all_say(run.job([1, 2, 0], disk=True, resumes=True), "resumed") == {"step": 2, "from": "held"}
+    said = run.job(range(3), disk=True, near_every=2, resumes=True, saves=[3, 4, 5])
+    assert all_say(said, "resumed")["step"] == 2
+    assert all_say(said, "saved") == {"3": "memory", "4": "near", "5": "memory"}
+    assert all_say(run.job([1, 2, 0], disk=True, resumes=True), "resumed") == {"step": 5, "from": "held"}
     forget_memory(apart, *range(3))
-    assert all_say(run.job([1, 2, 0], disk=True, resumes=True), "resumed") == {"step": 3, "from": "held"}
+    assert all_say(run.job([1, 2, 0], disk=True, resumes=True), "resumed") == {"step": 4, "from": "held"}
+
+
+# A link that is long, or slow.
+
+
+def test_a_copy_over_a_link_that_is_long_and_slow(apart: Machines) -> None:
+    """0.1 s there and back, and 20 Mbit/s: the 1.6 MB of a rank take that long, and each message of a save does."""
+    run = Run(apart, replicas=1, keep=1)
+    run.start(range(3), saves=[*range(1, 6)], waits_before=3, in_background=True)
+    for rank in range(3):
+        run.wait_for(f"at.{rank}")
+    apart.limit(1, 20_000_000 // 8)
+    apart.move_away(1, 0.05)
+    run.go()
+    said = run.end(range(3))
+    assert all_say(said, "saved") == {str(step): "memory" for step in range(1, 6)}
+    assert min(run.seconds(3, 4, 5)) > 0.6  # it was slow
+    assert max(run.seconds("blocked.3", "blocked.4", "blocked.5")) < 0.5 * min(run.seconds(3, 4, 5))  # training was not
+    for of_rank in said.values():  # no state but the one that is kept, and what was saved before it, is there
+        assert {name.split("/")[0] for name in of_rank["files_here"]} == {"step-5"}
+    apart.power_off(0)  # what is left is compared on both sides of the link
+    assert all_say(run.job([1, 2], resumes=True), "resumed") == {"step": 5, "from": "held"}

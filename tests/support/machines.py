@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ PROGRAMS = {
     "unshare": "util-linux",
 }
 _READY_S = 10.0
+_FAR_LINK = Path(__file__).with_name("far_link.py")
 # It may read everything, wherever this checkout lies, and write what others may write.
 _AS_ANOTHER_USER = (
     "setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups",
@@ -220,6 +222,24 @@ class Machines:
         """Lets no more bytes out of a machine."""
         shape = ("tbf", "rate", f"{8 * bytes_per_s}bit", "burst", "32kb", "latency", "400ms")
         _run(*self.in_network(machine), "tc", "qdisc", "add", "dev", "e0", "root", *shape)
+
+    def move_away(self, machine: int, seconds: float) -> None:
+        """Makes each packet to or from a machine take so many seconds longer."""
+        # What goes through a program must have its checksum.
+        for each in range(self.number):
+            _run(*self.in_network(each), "ethtool", "-K", "e0", "tx", "off")
+        inner, outer = f"far{machine}", f"end{machine}"
+        _run("ip", "-n", self._switch, "link", "add", inner, "type", "veth", "peer", "name", outer)
+        _run("ip", "-n", self._switch, "link", "set", f"port{machine}", "nomaster")
+        _run("ip", "-n", self._switch, "link", "set", inner, "master", "br0", "up")
+        _run("ip", "-n", self._switch, "link", "set", outer, "up")
+        program = [sys.executable, str(_FAR_LINK), f"port{machine}", outer, str(seconds)]
+        command = ["ip", "netns", "exec", self._switch, *program]
+        relay = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._running.append(relay)
+        assert relay.stdout is not None
+        with relay.stdout as said:
+            assert said.readline() == "ready\n"
 
     def swallow(self, machine: int, more_than_bytes: int) -> None:
         """Drops the packets that are larger, in each direction, as a switch with a smaller MTU does."""

@@ -30,7 +30,8 @@ from bytecheckpoint import (
 )
 from bytecheckpoint.checkpoint.newest import newest_whole
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
-from bytecheckpoint.storage import far_looks, tiers as tiers_module
+from bytecheckpoint.storage import far_looks
+from bytecheckpoint.storage import tiers as tiers_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it is on one device with:RuntimeWarning")
 
