@@ -273,33 +273,28 @@ class TierStep(TieredPath):
 
     def place_to_read(self) -> Place:
         self.tiers.open()
-        places = self.places
-        # What is behind is a copy of these, and may be far away.
+        places = self.places  # what is behind those that saves go to is a copy, and may be far away
         num_saved_to = (self.tiers.memory is not None) + bool(self.tiers.disks)
         # It may have been saved again to one of them alone; of equal ones the nearest is taken.
         nearest, newest = self.place, -2
         for place in places[:num_saved_to]:
             begin = self._begin_in(place, is_needed=newest == -2)
             nearest, newest = (nearest, newest) if begin is None or begin <= newest else (place, begin)
-        if newest > -2:
-            return nearest
-        return next((place for place in places[num_saved_to:] if self._begin_in(place) is not None), self.place)
+        behind = () if newest > -2 else places[num_saved_to:]
+        return next((place for place in behind if self._begin_in(place) is not None), nearest)
 
     def _begin_in(self, place: Place, *, is_needed: bool = True) -> int | None:
-        """Returns when its save in a place began; None if that has none.
+        """Returns when its save in a place began; None if that has none, or cannot be looked at: another may have it.
 
-        A place that cannot be looked at has none, for another one may have it. A durable one that is not needed, since
-        a nearer place has it, is not waited for if it hangs.
+        A durable place that is not needed, since a nearer one has it, is not waited for if it hangs.
         """
 
         def look(place: Place) -> int | None:
-            if not (has_mark(place) and has_all_files(place)):
-                return None
-            return 0 if self.tiers.memory is None else begin_of(place)  # else no other place is compared
+            is_there = has_mark(place) and has_all_files(place)
+            return (begin_of(place) if self.tiers.memory else 0) if is_there else None
 
         try:
-            is_far = not is_needed and not self.tiers.near
-            return look_far(look, place, "load") if is_far else look(place)
+            return look(place) if is_needed or self.tiers.near else look_far(look, place, "load")
         except StorageError as error:
             _logger.warning("load(%s): %s cannot be looked at: %s", self, place, str(error))
             return None

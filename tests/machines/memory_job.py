@@ -4,12 +4,13 @@
 Usage: memory_job.py FOLDER CONTROL RANK RANKS JSON
 
 JSON has ``tier``: the arguments of ``MemoryTier``, or null; ``disk``: whether there is a near disk, too; ``durable``: a
-folder or URL, or nothing; ``options``: for the store of that; ``near_every``: as in ``Tiers``; ``alone``: a step that
-each rank loads by itself at first; ``resumes``: whether the newest is loaded then; ``ranks_saved``: how many ranks have
-saved what is loaded; ``saves``: numbers of steps to save; ``waits_before``: the one before which it waits for the test;
-``pauses``: others; ``overwrite``: whether they may be there; ``others``: whether the other ways to save are tried;
-``look_s``: for how long a durable place may be silent; ``io_timeout_s``: as in ``Config``; ``just_ends``: whether copies
-are not waited for; ``loads``: a step that is loaded by its number; ``in_background``: how it saves.
+folder or URL, or nothing; ``options``: for the store of that; ``near_every``: as in ``Tiers``; ``io_timeout_s``: as in
+``Config``; ``look_s``: for how long a durable place may be silent; ``alone``: a step that each rank loads by itself at
+first; ``resumes``: whether the newest is loaded then; ``loads``: a step that is loaded then by its number;
+``ranks_saved``: how many ranks have saved what is loaded; ``saves``: numbers of steps to save; ``in_background``: how;
+``overwrite``: whether they may be there; ``waits_before``: the one before which it waits for the test; ``pauses``:
+others before which it does; ``others``: whether the other ways to save are tried; ``just_ends``: whether copies are not
+waited for.
 """
 
 from __future__ import annotations

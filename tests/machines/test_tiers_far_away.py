@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A durable place that is a real store and falls silent, machines with the wrong time, and links that are far or slow."""
+"""A durable place that is a real store and falls silent, machines with the wrong time, and links that are slow."""
 
 from __future__ import annotations
 
@@ -147,12 +147,13 @@ def test_a_store_that_falls_silent_behind_memory(machines: Machines, store: Seaw
         assert [of_rank["saved"][str(step)] for step in range(1, 6)] == ["memory", "memory", "durable", *["memory"] * 2]
         assert of_rank["saved"]["6"].startswith("StorageError: ")  # its turn to go to the store; it is in memory
     assert max(run.seconds(4, 5)) < 5 * max(run.seconds(1, 2)) + 5
-    said = run.job(RANKS, **run.asked, resumes=True, loads=6, saves=[7, 8], just_ends=True)
+    patient = {**run.asked, "io_timeout_s": 1800.0}  # which is the default
+    said = run.job(RANKS, **patient, resumes=True, loads=6, saves=[7, 8], just_ends=True)
     assert all_say(said, "resumed") == {"step": 6, "from": "held"}
     assert all_say(said, "loaded") == "held"
     assert all_say(said, "saved") == {"7": "memory", "8": "memory"}
     assert max(run.seconds("resume_s")) < 40
-    assert max(run.seconds("load_s")) < 60
+    assert max(run.seconds("load_s")) < 40
     heal()
     said = run.job(RANKS, **run.asked, resumes=True, saves=[9, 10, 11])
     assert all_say(said, "resumed") == {"step": 8, "from": "held"}
@@ -189,6 +190,7 @@ def forget_memory(machines: Machines, *which: int) -> None:
         machines.boot(machine)
 
 
+@asked_for
 def test_machines_whose_clocks_differ(apart: Machines) -> None:
     """The newest is what was saved last, whatever its number, and whoever looks."""
     run = Run(apart, replicas=1, keep=4)
@@ -221,6 +223,7 @@ def test_a_clock_that_is_set_back_in_a_job(apart: Machines) -> None:
     assert all_say(run.job(range(3), disk=True, resumes=True), "resumed") == {"step": 4, "from": "held"}
 
 
+@asked_for
 def test_a_clock_that_is_set_back_between_two_jobs(apart: Machines) -> None:
     """What a job has loaded is older than what it saves, whatever the clocks said when that was saved."""
     run = Run(apart, replicas=1, keep=1)

@@ -39,6 +39,8 @@ from bytecheckpoint import (
 )
 from bytecheckpoint.dcp import memory_first
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError, SaveFailedError
+from bytecheckpoint.storage import far_looks
+from bytecheckpoint.storage import tiers as tiers_module
 from bytecheckpoint.storage.memory.client import HolderClient
 from bytecheckpoint.storage.memory.connection import stop_holder
 
@@ -99,6 +101,29 @@ def test_what_may_not_be_replaced_is_looked_for_on_the_disk(tiers: Tiers) -> Non
     assert saved.parts["model"].tier == "near"
     with pytest.raises(CheckpointExistsError):
         bytecheckpoint.save(tiers, model, "ddp", global_steps=4, overwrite=False)
+
+
+def test_a_load_of_what_is_in_memory_does_not_wait(
+    tiers: Tiers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a near place saves go from memory to the durable one, which is asked for a newer save of the step."""
+    memory = MemoryTier(name=str(tiers.near))
+    tiers = dataclasses.replace(tiers, memory=memory, near="", durable=tmp_path / "durable")
+    save(tiers, 1)
+    monkeypatch.setattr(far_looks, "_MOST_LOOK_S", 0.2)
+    has_mark, released = tiers_module.has_mark, threading.Event()
+
+    def held(place: Any) -> bool:
+        assert str(place) != f"{tiers.durable}/step-1" or released.wait(LIMIT_S)
+        return has_mark(place)
+
+    monkeypatch.setattr(tiers_module, "has_mark", held)
+    value, path = loaded(tiers, 1)
+    assert (value, path.partition("://")[0]) == (1, "held")
+    released.set()
+    for thread in threading.enumerate():
+        if thread.name == "bytecheckpoint-look":
+            thread.join(LIMIT_S)
 
 
 def test_an_older_save_of_a_step_is_not_taken_for_the_newer(tiers: Tiers, tmp_path: Path) -> None:

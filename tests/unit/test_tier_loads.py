@@ -20,7 +20,6 @@ from support.tier_runs import LIMIT_S, loaded, save, state_of, tiers
 
 from bytecheckpoint import (
     Config,
-    MemoryTier,
     Tiers,
     async_save_state_dict,
     latest,
@@ -31,7 +30,6 @@ from bytecheckpoint import (
 from bytecheckpoint.checkpoint.newest import newest_whole
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
 from bytecheckpoint.storage import far_looks
-from bytecheckpoint.storage import tiers as tiers_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it is on one device with:RuntimeWarning")
 
@@ -105,27 +103,6 @@ def test_a_place_that_hangs_is_not_waited_for(tiers: Tiers, tmp_path: Path, monk
     for thread in threading.enumerate():
         if thread.name == "bytecheckpoint-look":
             thread.join(LIMIT_S)
-
-
-def test_a_load_of_what_is_in_memory_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a near place saves go from memory to the durable one, which is asked for a newer save of the step."""
-    tiers = Tiers(memory=MemoryTier(name=str(tmp_path), linger_s=0.0), durable=tmp_path / "durable")
-    save(tiers, 1)
-    monkeypatch.setattr(far_looks, "_MOST_LOOK_S", 0.2)
-    has_mark, released = tiers_module.has_mark, threading.Event()
-
-    def held(place: Any) -> bool:
-        assert str(place) != f"{tiers.durable}/step-1" or released.wait(LIMIT_S)
-        return has_mark(place)
-
-    monkeypatch.setattr(tiers_module, "has_mark", held)
-    value, path = loaded(tiers, 1)
-    assert (value, path.partition("://")[0]) == (1, "held")
-    released.set()
-    for thread in threading.enumerate():
-        if thread.name == "bytecheckpoint-look":
-            thread.join(LIMIT_S)
-    shutdown()
 
 
 def test_damage_near_by_is_loaded_from_the_durable_place(tiers: Tiers, tmp_path: Path) -> None:
