@@ -12,9 +12,7 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from measurement import machine
 from measurement.conditions import Stopwatch, add_arguments, drop_page_cache
+from measurement.job_of_ranks import run_job
 from rich.console import Console
 from rich.table import Table
 from torch.distributed.device_mesh import init_device_mesh
@@ -80,20 +79,10 @@ def work_as_a_rank(folder: Path, way: str, num_tensors: int, rows: int) -> None:
     os._exit(0)  # as a job that is killed: shutdown() would end the holder
 
 
-def run_job(folder: Path, way: str, args: argparse.Namespace) -> float:
+def time_job(folder: Path, way: str, args: argparse.Namespace) -> float:
     """Starts all ranks of a job at once; returns the seconds that rank 0 wrote."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     rows = int(args.gigabytes * 1e9 / 4 / args.tensors / WIDTH) // args.ranks * args.ranks
-    environment = {
-        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(args.ranks),
-        "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
-    }  # fmt: skip
-    command = [sys.executable, __file__, "--as-rank", str(folder), way, str(args.tensors), str(rows)]
-    ranks = [subprocess.Popen(command, env=environment | {"RANK": str(rank)}) for rank in range(args.ranks)]
-    if any([rank.wait() for rank in ranks]):  # noqa: C419  (all of them end)
-        raise SystemExit(f"a rank failed: {way}")
+    run_job([__file__, "--as-rank", str(folder), way, str(args.tensors), str(rows)], args.ranks)
     return float((folder / "seconds").read_text())
 
 
@@ -117,13 +106,13 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(dir=args.dir, prefix="recovery-"))
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     try:
-        run_job(folder, "save", args)
+        time_job(folder, "save", args)
         with Stopwatch(args.warm_gib, args.idle_limit_s) as watch:
             for repetition in range(args.repetitions + 1):
                 for way in WAYS[:: -1 if repetition % 2 else 1]:
                     drop_page_cache(folder / "run")
                     with watch.conditions():
-                        took = run_job(folder, way, args)
+                        took = time_job(folder, way, args)
                     seconds[way] += [took] if repetition else []
         print(f"{watch.busy_starts} of {watch.num_calls} jobs began on a busy machine")
     finally:

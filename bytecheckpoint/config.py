@@ -150,6 +150,11 @@ class Config:
             and the rank that it waits for.
         digest: Whether a save stores its digest in the checkpoint. Before it commits, the coordinator reads back all
             that the ranks have written; see docs/digests.md.
+        link_unchanged: Whether a save to a directory links the data files of the step before, in the same run folder,
+            whose tensors have not changed since, instead of writing them again; see docs/unchanged_bytes.md. Needs the
+            package xxhash.
+        link_rewrite_every: With ``link_unchanged``, a file is written anew in each so manieth save in a row that could
+            link it, so that damage to one file is not in all steps, at least 1.
         trace: What each rank records of what its threads do. ``summary``: enough for reports and the journal.
             ``full``: every piece of work, with 2 MiB of memory for each thread, and a file of each rank beside the
             journal. ``off``: nothing.
@@ -202,6 +207,8 @@ class Config:
     failed_save_exit_code: int = 0
     stall_timeout_s: float = 60.0
     digest: bool = False
+    link_unchanged: bool = False
+    link_rewrite_every: int = 20
     trace: str = "summary"
     journal: str = "auto"
     journal_hosts: bool = True
@@ -242,6 +249,7 @@ class Config:
         self._check("failed_save_exit_code", 0, 255)
         self._check("stall_timeout_s", 1, 86400)
         self._check("store_concurrency", 1, 16)
+        self._check("link_rewrite_every", 1, float("inf"))
         self._check("slow_factor", 0.0, float("inf"))
 
     def _check(self, name: str, low: float, high: float) -> None:

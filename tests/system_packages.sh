@@ -25,6 +25,7 @@ need xfsprogs command -v mkfs.xfs                        # file systems whose po
 need btrfs-progs command -v mkfs.btrfs                   # limits of file systems
 need iproute2 command -v ip                              # machines made of namespaces
 need nftables command -v nft
+need libxxhash0 sh -c "ldconfig -p | grep -q libxxhash.so.0"  # the hashes of unchanged bytes, in C++ tests
 need ethtool command -v ethtool
 need quota command -v setquota
 need chromium command -v chromium                        # the page of bcp report

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from bytecheckpoint.checkpoint.direct_io import tell_of_refused_direct_io
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents.wrong_path import explaining
+from bytecheckpoint.listing import listed
 from bytecheckpoint.native import _core
 from bytecheckpoint.report import Problem, VerifyReport
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.in_use import reading
 from bytecheckpoint.storage.paths import location_to_read
+from bytecheckpoint.storage.shared_files import others_that_have
 
 __all__ = ["verify"]
 
@@ -76,6 +79,10 @@ def verify(
         )
         for file, section, offset, num_bytes, fqns, message in found.pop("problems")
     ]
+    for name in sorted({problem.file for problem in problems}):
+        others = others_that_have(Path(directory), name) if isinstance(folder.place, Path) else []
+        if others:
+            found["notes"].append(f"{name} is the same file in {listed(others)}: its damage is there, too")
     if not folder.has_listing:
         found["notes"].append("unreferenced files were not looked for: over HTTP a folder has no listing")
     return VerifyReport(path=directory, problems=problems, **found)

@@ -380,6 +380,8 @@ class RankResult:
         error: The failure, in a form that can be pickled; None on success.
         report: What the rank did; None on failure.
         unsafe: Keys of objects that will not load without opting in, each with the names that a load refuses.
+        hashes: Of each file, with ``Config.link_unchanged``: its name, in how many saves it was linked, and the hashes
+            of its records.
         host: Name of the machine.
     """
 
@@ -391,6 +393,7 @@ class RankResult:
     error: BaseException | None = None
     report: RankSaveReport | None = None
     unsafe: tuple[tuple[str, str], ...] = ()
+    hashes: tuple[tuple[str, int, bytes], ...] = ()
     host: str = field(default_factory=platform.node)
 
     def __getstate__(self) -> dict[str, Any]:

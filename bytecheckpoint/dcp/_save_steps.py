@@ -25,6 +25,7 @@ from bytecheckpoint.dcp._save_failures import check_handed_in, error_to_send, ex
 from bytecheckpoint.dcp._save_reports import report_of_all, report_of_rank
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession, end_unfinished_saves, note_coordinator
 from bytecheckpoint.dcp._unsafe import UnsafeObjects, describe_unsafe
+from bytecheckpoint.dcp.last_saves import can_link, keep_for_next_save, last_save
 from bytecheckpoint.dcp.metadata import assemble, complete_metadata
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.journal.failed_calls import note_unended
@@ -33,6 +34,7 @@ from bytecheckpoint.planning.assignment import plan_to_write
 from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.report import SaveReport
 from bytecheckpoint.storage.last_used import note_commit
+from bytecheckpoint.storage.stored_hashes import with_hashes
 
 __all__ = ["SaveOptions", "commit_save", "take_right", "write_part"]
 
@@ -123,6 +125,7 @@ def write_part(
             if options.after_write is not None:
                 options.after_write(job.file_names)
         tell_of_refused_direct_io(session.path, _C)
+        hashes = keep_for_next_save(session, job, options.config)
         of_rank, report = report_of_rank(session, job, planner, options.config)
         result = RankResult(
             session.rank,
@@ -132,6 +135,7 @@ def write_part(
             tuple(job.file_names),
             report=of_rank,
             unsafe=tuple(unsafe.found.items()),
+            hashes=hashes,
         )
     except BaseException as error:
         session.refuse_forked_child()
@@ -178,15 +182,15 @@ def commit_save(
             results=[result.written for result in handed_in],
             gaps=options.gaps_of(session),
         )
-        checkpoint = assembled(user_metadata=options.user_metadata)
+        hashes = [of_file for result in handed_in for of_file in result.hashes]
+        user_metadata = with_hashes(options.user_metadata, hashes) if hashes else options.user_metadata
+        checkpoint = assembled(user_metadata=user_metadata)
         session.phases.end("assemble_s")
         here = [result for result in handed_in if options.ranks_here is None or result.rank in options.ranks_here]
         with explaining_unseen(session.path, here):
             commit.check_files(checkpoint, options.ranks_here)
         if options.config.digest:
-            text = with_digest(
-                session, options.config, options.user_metadata, checkpoint, cancelling.raise_if_cancelled
-            )
+            text = with_digest(session, options.config, user_metadata, checkpoint, cancelling.raise_if_cancelled)
             checkpoint = assembled(user_metadata=text)
         report = commit.commit(checkpoint)
         note_commit(session.path)
@@ -216,6 +220,7 @@ def _start_job(session: SaveSession, options: SaveOptions, plan: _C.WritePlan) -
     session.use_folder(config)
     config = session.folder.tuned(config)
     session.phases.trace.expect(plan.num_bytes)
+    links = can_link(session, config)
     return _C.SaveJob(
         directory=session.path,
         rank=session.rank,
@@ -231,6 +236,9 @@ def _start_job(session: SaveSession, options: SaveOptions, plan: _C.WritePlan) -
         visibility_timeout_s=config.visibility_timeout_s,
         max_file_bytes=session.folder.most_file_bytes,
         trace=session.phases.trace.spans,
+        has_hashes=links,
+        last=last_save(session, config) if links else None,
+        most_links=config.link_rewrite_every - 1,
     )
 
 

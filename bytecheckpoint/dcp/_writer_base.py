@@ -30,8 +30,10 @@ from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import SaveReport
 from bytecheckpoint.runtime.descriptions import described
+from bytecheckpoint.staging.content_hash import load_content_hash
 from bytecheckpoint.staging.staged_state import note_upload
 from bytecheckpoint.storage.paths import can_be_place, location, working_directory
+from bytecheckpoint.storage.stored_hashes import refuse_other_metadata
 
 __all__ = ["WriterBase"]
 
@@ -83,6 +85,9 @@ class WriterBase(StorageWriter):
         given = {name: value for name, value in given.items() if value is not None}
         config = dataclasses.replace(config or Config.from_env(), **given)
         self.config = dataclasses.replace(config, io_threads=thread_count) if thread_count > 1 else config
+        if self.config.link_unchanged:
+            load_content_hash()
+            refuse_other_metadata(user_metadata)
         self.user_metadata = "" if user_metadata is None else json.dumps(user_metadata)
         self.last_report: SaveReport | None = None
         self._init_threads()

@@ -44,6 +44,9 @@ class RankSaveReport:
         rank: Number of the rank in the save.
         num_records: Number of records that the rank wrote.
         bytes_written: Size of the rank's files, in bytes.
+        bytes_linked: Size of the files that the rank linked instead of writing them, with ``Config.link_unchanged``.
+        bytes_compared: Bytes of tensors that the rank read to find out whether they have changed. Tensors that were
+            staged are not read for it.
         plan_s: Seconds from the beginning of the save until the rank's own plan was ready.
         exchange_s: Seconds from then until the rank knew what to write: the plans of all ranks travel to the
             coordinator, it plans, and the answers travel back. On the coordinator without ``global_plan_s`` and
@@ -63,6 +66,8 @@ class RankSaveReport:
     rank: int = 0
     num_records: int = 0
     bytes_written: int = 0
+    bytes_linked: int = 0
+    bytes_compared: int = 0
     plan_s: float = 0.0
     exchange_s: float = 0.0
     write_s: float = 0.0
@@ -134,6 +139,11 @@ class SaveReport(RankSaveReport):
         return sum(of_rank.bytes_written for of_rank in self.ranks) if self.ranks else self.bytes_written
 
     @property
+    def total_linked_bytes(self) -> int:
+        """Bytes of files that all ``ranks`` linked; if ``ranks`` is empty, that this rank linked."""
+        return sum(of_rank.bytes_linked for of_rank in self.ranks) if self.ranks else self.bytes_linked
+
+    @property
     def total_requests(self) -> int:
         """Requests to the object store of all ``ranks``, those of the commit included; see ``num_requests``."""
         others = sum(of_rank.num_requests for of_rank in self.ranks if of_rank.rank != self.rank)
@@ -167,6 +177,8 @@ class SaveReport(RankSaveReport):
         notes = [in_words(phases)]
         if self.balance is not None and len(self.ranks) > 1:
             notes.append(f"largest rank {self.balance:.2f}x the mean")
+        if self.total_linked_bytes:
+            notes.append(f"{size_text(self.total_linked_bytes)} unchanged and linked")
         if self.total_requests:
             notes.append(f"{self.total_requests} requests")
         if self.plan.cache != "off":
@@ -189,6 +201,7 @@ class SaveReport(RankSaveReport):
             self,
             () if with_ranks else ("ranks", "trace"),
             total_bytes=self.total_bytes,
+            total_linked_bytes=self.total_linked_bytes,
             total_requests=self.total_requests,
             gb_per_s=self.gb_per_s,
             balance=self.balance,

@@ -46,8 +46,8 @@ class VerifyReport:
         problems: The problems that were found, a thousand at most; empty if the checkpoint is whole.
         unreferenced: Names of data files that no commit mark refers to. They do not harm the checkpoint, but take
             space. The next save removes those that are named as ours are. Empty while a save may be under way.
-        notes: Signs that a save may be under way, and the files that may belong to it. Over HTTP, that unreferenced
-            files were not looked for.
+        notes: Signs that a save may be under way, and the files that may belong to it. The other steps that have a
+            damaged file, too. Over HTTP, that unreferenced files were not looked for.
     """
 
     path: str

@@ -31,6 +31,7 @@ from bytecheckpoint.probes.of_torch import STAGING
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.gil_interval import quick_switches
 from bytecheckpoint.staging.background import handle_sigterm
+from bytecheckpoint.staging.content_hash import load_content_hash
 from bytecheckpoint.staging.leases import SaveLease, StagedMemory, beginning, wait_for_lease
 from bytecheckpoint.staging.save_ranks import SaveRanks
 from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
@@ -346,9 +347,10 @@ def _stage(
         future: Future[StagedState] = Future()
         future.set_running_or_notify_cancel()  # so that nobody can cancel it
         has_devices = bool(staged.devices)
-        staged.fill(
-            lease, config.staging_threads, {device: _compat.current_stream(device) for device in staged.devices}
-        )
+        if config.link_unchanged:
+            load_content_hash()
+        streams = {device: _compat.current_stream(device) for device in staged.devices}
+        staged.fill(lease, config.staging_threads, streams, has_hashes=config.link_unchanged)
         _note_slow_copies(staged.slow_because)
         if has_devices and overlap and _complete_in_thread(staged, memory, future, begin_ns):
             return future

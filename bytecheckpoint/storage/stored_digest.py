@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bytecheckpoint.errors import ConfigError, CorruptCheckpointError
+from bytecheckpoint.storage.stored_hashes import HASHES
 
 __all__ = ["stored_in", "with_stored", "without_stored"]
 
@@ -35,9 +36,10 @@ def with_stored(user_metadata: Any, total: str, keys: Mapping[str, str]) -> dict
 
 def without_stored(user_metadata: Any) -> Any:
     """Returns user metadata as the user passed them."""
-    if not isinstance(user_metadata, dict) or _KEY not in user_metadata:
+    ours = (_KEY, HASHES)
+    if not isinstance(user_metadata, dict) or not any(name in user_metadata for name in ours):
         return user_metadata
-    return {name: value for name, value in user_metadata.items() if name != _KEY} or None
+    return {name: value for name, value in user_metadata.items() if name not in ours} or None
 
 
 def stored_in(user_metadata: Any, names: list[str], path: str) -> tuple[str, dict[str, str]] | None:

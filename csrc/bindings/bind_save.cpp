@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "csrc/bindings/bind.h"
+#include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/gil_yield.h"
 #include "csrc/bridge/tensor_memories.h"
@@ -37,11 +38,15 @@ using SaveJobHolder = std::unique_ptr<engine::SaveJob, EndSaveJob>;
 SaveJobHolder start_save(std::string directory, uint32_t rank, bool direct_io, bool sync, bool one_file_a_record,
                          int num_io_threads, int64_t ring_bytes, int64_t expected_bytes, int niceness,
                          int64_t bytes_per_s, double io_timeout_s, double visibility_timeout_s, int64_t max_file_bytes,
-                         std::shared_ptr<base::Trace> trace) {
+                         std::shared_ptr<base::Trace> trace, bool has_hashes, std::shared_ptr<engine::LastSave> last,
+                         int most_links) {
   engine::SaveOptions options{
       std::move(directory), rank,     direct_io,   sync,         one_file_a_record,    num_io_threads, ring_bytes,
       expected_bytes,       niceness, bytes_per_s, io_timeout_s, visibility_timeout_s, max_file_bytes};
   options.trace = std::move(trace);
+  options.has_hashes = has_hashes;
+  options.last = std::move(last);
+  options.link_rule.most_links = most_links;
   return SaveJobHolder(value_unlocked([&] { return engine::SaveJob::start(std::move(options)); }).release(),
                        EndSaveJob{::getpid(), io_timeout_s > 0});
 }
@@ -124,7 +129,7 @@ std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, co
   }
   run_unlocked([&] {
     for (size_t i = 0; i < ready.size(); ++i) BCP_RETURN_IF_ERROR(narrow(state, *writes[i], &ready[i].view));
-    return job.append_tensors(ready, memories.copies());
+    return job.append_all(std::move(ready), memories.copies());
   });
   return left_out;
 }
@@ -155,18 +160,49 @@ py::dict save_stats(const engine::SaveJob& job) {
   out["stage_s"] = stats.stage_s;
   out["flush_s"] = stats.flush_s;
   out["sync_s"] = stats.sync_s;
+  out["bytes_linked"] = stats.bytes_linked;
+  out["bytes_compared"] = stats.bytes_compared;
   return out;
+}
+
+/// Returns name, number of links and hashes of each file; see `StoredHashes`.
+py::list hashes_of(const engine::LastSave& saved) {
+  py::list out;
+  for (const auto& [file, hashes] : unlocked([&] { return saved.hashes_by_file(); })) {
+    out.append(py::make_tuple(file->entry.name, file->num_links, py::bytes(hashes)));
+  }
+  return out;
+}
+
+std::shared_ptr<engine::LastSave> last_save_of(const Checkpoint& checkpoint, const std::string& directory,
+                                               uint32_t rank,
+                                               const std::map<std::string, std::pair<int, std::string>>& hashes) {
+  std::unordered_map<std::string, engine::StoredHashes> by_name;
+  for (const auto& [name, stored] : hashes) by_name[name] = {stored.first, stored.second};
+  const format::Manifest& manifest = checkpoint.whole();
+  return std::make_shared<engine::LastSave>(
+      unlocked([&] { return engine::last_save_of(manifest, directory, rank, by_name); }));
 }
 
 }  // namespace
 
 void bind_save(py::module_& m) {
+  m.def(
+      "load_content_hash",
+      [](const std::string& library) { run_unlocked([&] { return base::load_content_hash(library); }); },
+      py::arg("library"));
+  py::class_<engine::LastSave, std::shared_ptr<engine::LastSave>>(m, "LastSave", py::module_local())
+      .def_static("of_checkpoint", &last_save_of, py::arg("checkpoint"), py::arg("directory"), py::arg("rank"),
+                  py::arg("hashes"))
+      .def_property_readonly("directory", [](const engine::LastSave& saved) { return saved.directory; })
+      .def("hashes", &hashes_of);
   m.def("check_memory", &check_memory_of, py::arg("tensor"), py::arg("fqn"));
   py::class_<engine::SaveJob, SaveJobHolder>(m, "SaveJob", py::module_local())
       .def(py::init(&start_save), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("sync"), py::arg("one_file_a_record"), py::arg("num_io_threads"), py::arg("ring_bytes"),
            py::arg("expected_bytes"), py::arg("niceness"), py::arg("bytes_per_s"), py::arg("io_timeout_s"),
-           py::arg("visibility_timeout_s") = 0.0, py::arg("max_file_bytes") = 0, py::arg("trace") = py::none())
+           py::arg("visibility_timeout_s") = 0.0, py::arg("max_file_bytes") = 0, py::arg("trace") = py::none(),
+           py::arg("has_hashes") = false, py::arg("last") = py::none(), py::arg("most_links") = 0)
       .def("cancel", [](engine::SaveJob& job) { unlocked([&] { job.cancel(); }); })
       .def("append_tensors", &append_tensors, py::arg("plan"), py::arg("begin"), py::arg("values"),
            py::arg("current_stream"))
@@ -180,6 +216,9 @@ void bind_save(py::module_& m) {
                return format::encode_write_result(result);
              }));
            })
+      .def("take_saved", [](engine::SaveJob& job) { return std::make_shared<engine::LastSave>(job.take_saved()); })
+      .def_property_readonly("not_linked_because",
+                             [](const engine::SaveJob& job) { return job.not_linked_because().message(); })
       .def_property_readonly("file_names", &engine::SaveJob::file_names)
       .def_property_readonly("bytes_done", &engine::SaveJob::bytes_done)
       .def("stats", &save_stats);

@@ -156,7 +156,8 @@ void bind_staging(py::module_& m) {
       .def_property_readonly("tree", &StagedTree::tree)
       .def_property_readonly("devices", &StagedTree::devices)
       .def_property_readonly("slow_because", &StagedTree::slow_because)
-      .def("fill", &StagedTree::fill, py::arg("lease"), py::arg("num_threads"), py::arg("streams"))
+      .def("fill", &StagedTree::fill, py::arg("lease"), py::arg("num_threads"), py::arg("streams"),
+           py::arg("has_hashes") = false)
       .def("wait", &StagedTree::wait)
       .def("give_up", &StagedTree::give_up)
       .def("checksum", &StagedTree::checksum, py::arg("num_threads"));

@@ -165,7 +165,8 @@ StagedTree::Place* StagedTree::place_on(int device) {
 }
 
 void StagedTree::fill(const std::shared_ptr<staging::Lease>& lease, int num_threads,
-                      const std::map<int, uintptr_t>& streams) {
+                      const std::map<int, uintptr_t>& streams, bool has_hashes) {
+  has_hashes_ = has_hashes && base::has_content_hash();
   check_memories();
   uint8_t* const first = lease->pages()->first();
   lease_ = lease;
@@ -218,6 +219,7 @@ base::Status StagedTree::fill_memory(uint8_t* first, int num_threads, const std:
   // The host works while the devices copy.
   const std::vector<staging::Piece>& on_host = places_[staging::kHost].pieces;
   staging::PieceChecksums checksums;
+  checksums.has_hashes = has_hashes_;
   staging::merge_pieces(on_host, first, num_threads, &checksums);
   staged_ = staging::StagedBytes::of(first, on_host, checksums);
   if (places_.size() == 1) {
@@ -253,6 +255,7 @@ void StagedTree::checksum(int num_threads) {
     for (const auto& [device, place] : places_) {
       if (device == staging::kHost) continue;
       staging::PieceChecksums checksums;
+      checksums.has_hashes = has_hashes_;
       staging::checksum_pieces(place.pieces, staged_.first, num_threads, &checksums);
       staged_.add(place.pieces, checksums);
     }

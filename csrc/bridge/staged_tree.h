@@ -52,7 +52,9 @@ class StagedTree {
   /// DeviceError; then nothing is under way.
   /// \param lease    Has at least `num_bytes()` bytes; the tensors keep it.
   /// \param streams  For each of `devices()`, the handle of the stream behind whose work its tensors are copied.
-  void fill(const std::shared_ptr<staging::Lease>& lease, int num_threads, const std::map<int, uintptr_t>& streams);
+  /// \param has_hashes  Whether hashes of the tensors are computed with the CRCs; see `base::ContentHash`.
+  void fill(const std::shared_ptr<staging::Lease>& lease, int num_threads, const std::map<int, uintptr_t>& streams,
+            bool has_hashes);
 
   /// Waits until the tensors on devices are copied, and may change again. Raises DeviceError, and then nothing is under
   /// way; or what a handler of a signal raises, and then the copies go on.
@@ -101,6 +103,7 @@ class StagedTree {
   std::shared_ptr<staging::Lease> lease_;  // kept while devices copy to its memory, or until CRCs are computed
   staging::DeviceTransfers gather_;
   staging::StagedBytes staged_;
+  bool has_hashes_ = false;
   std::string slow_because_;
 };
 

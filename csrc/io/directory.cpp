@@ -15,6 +15,7 @@
 
 #include "csrc/base/bytes.h"
 #include "csrc/base/failpoint.h"
+#include "csrc/io/descriptor.h"
 #include "csrc/io/disk_file.h"
 #include "csrc/io/journal.h"
 #include "csrc/io/late_changes.h"
@@ -204,12 +205,25 @@ Status rename_new(const std::string& from, const std::string& to) {
     return Status::ok();
   }
   // Not supported there. link has the same effect: it fails if the name exists.
-  if ((errno != EINVAL && errno != ENOSYS) || ::link(from.c_str(), to.c_str()) != 0) {
-    return Status::storage("rename", from, base::text("to ", to), errno);
+  const int error = errno;
+  const Status linked = error == EINVAL || error == ENOSYS ? link_file(from, to) : Status::ok();
+  if ((error != EINVAL && error != ENOSYS) || !linked.is_ok()) {
+    return Status::storage("rename", from, base::text("to ", to), linked.is_ok() ? error : linked.sys_errno());
   }
-  BCP_JOURNAL(linked(from, to));
   if (::unlink(from.c_str()) == 0) BCP_JOURNAL(removed(from));
   return Status::ok();
+}
+
+Status link_file(const std::string& from, const std::string& to) {
+  if (::link(from.c_str(), to.c_str()) != 0) return Status::storage("link", from, base::text("to ", to), errno);
+  BCP_JOURNAL(linked(from, to));
+  return Status::ok();
+}
+
+Status sync_file(const std::string& path) {
+  Descriptor file(open_retrying(path.c_str(), O_RDONLY | O_NOFOLLOW, 0), path, /*direct=*/false);
+  if (!file.is_open()) return Status::storage("open", path, "", errno);
+  return file.sync();
 }
 
 Status try_rename_new(const std::string& from, const std::string& to) {

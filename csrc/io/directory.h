@@ -67,6 +67,13 @@ base::Status rename_over(const std::string& from, const std::string& to);
 /// The same, but fails if something has the name `to`. \returns kStorage, with EEXIST if something has.
 base::Status rename_new(const std::string& from, const std::string& to);
 
+/// Gives the file `from` the name `to`, too (a hard link). Not durable until the directory is synced. \returns
+/// kStorage.
+base::Status link_file(const std::string& from, const std::string& to);
+
+/// Syncs the file at `path`. \returns kStorage.
+base::Status sync_file(const std::string& path);
+
 /// Tries `rename_new` on two files of these names, which nobody else may use, and removes them. \returns kStorage with
 /// EOPNOTSUPP if the file system cannot do it.
 base::Status try_rename_new(const std::string& from, const std::string& to);

@@ -44,6 +44,7 @@ struct Work {
     if (checksums != nullptr) {
       checksums->first.push_back(stretches.size());
       checksums->crcs.resize(stretches.size());
+      if (checksums->has_hashes) checksums->hashes.resize(stretches.size());
     }
     num_grains = grains.size();
     grains.push_back(stretches.size());
@@ -102,6 +103,13 @@ uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const St
   return crc;
 }
 
+/// Reads what was merged a moment ago, and is in the cache: where it came from, or where it is if it was gathered.
+base::ContentHash hash_of_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch,
+                                  const uint8_t* merged) {
+  const uint8_t* const bytes = is_contiguous(runs) ? piece.view.data : merged + piece.offset;
+  return base::hash_stretch(bytes + stretch.begin, static_cast<size_t>(stretch.end - stretch.begin));
+}
+
 }  // namespace
 
 bool lay_out(std::vector<tensor::StridedView> views, PieceAlignment alignment, std::vector<Piece>* pieces,
@@ -132,7 +140,9 @@ void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_thr
     const Stretch& following = work.stretches[std::min(s + 1, work.stretches.size() - 1)];
     const uint8_t* const next = pieces[following.piece].view.data + following.begin;
     const uint32_t crc = merge_stretch(pieces[stretch.piece], runs, stretch, next, merged, checksums != nullptr);
-    if (checksums != nullptr) checksums->crcs[s] = crc;
+    if (checksums == nullptr) return;
+    checksums->crcs[s] = crc;
+    if (checksums->has_hashes) checksums->hashes[s] = hash_of_stretch(pieces[stretch.piece], runs, stretch, merged);
   });
 }
 
@@ -141,7 +151,9 @@ void checksum_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, in
   const Work work(pieces, checksums);
   for_each_stretch(pieces, work, num_threads, [&](size_t s, const Stretch& stretch, const tensor::BoxRuns&) {
     const uint8_t* const first = merged + pieces[stretch.piece].offset;
-    checksums->crcs[s] = base::crc32(0, first + stretch.begin, static_cast<size_t>(stretch.end - stretch.begin));
+    const auto size = static_cast<size_t>(stretch.end - stretch.begin);
+    checksums->crcs[s] = base::crc32(0, first + stretch.begin, size);
+    if (checksums->has_hashes) checksums->hashes[s] = base::hash_stretch(first + stretch.begin, size);
   });
 }
 

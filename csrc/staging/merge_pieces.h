@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "csrc/base/content_hash.h"
 #include "csrc/tensor/strided_view.h"
 
 namespace bytecheckpoint::staging {
@@ -17,7 +18,7 @@ struct Piece {
 };
 
 /// Bytes of a piece that have one CRC-32. The rest at its end has one, too.
-inline constexpr int64_t kChecksumBytes = 1 << 20;
+inline constexpr int64_t kChecksumBytes = base::kHashedBytes;
 
 /// The CRCs of merged pieces. Those of piece p are `crcs[first[p]]` up to, but not including, `crcs[first[p + 1]]`.
 ///
@@ -26,6 +27,8 @@ inline constexpr int64_t kChecksumBytes = 1 << 20;
 struct PieceChecksums {
   std::vector<uint32_t> crcs;
   std::vector<size_t> first;
+  bool has_hashes = false;                // says, before they are computed, whether to compute hashes, too
+  std::vector<base::ContentHash> hashes;  // one for each CRC, or none
 };
 
 /// Where pieces may begin in merged memory.

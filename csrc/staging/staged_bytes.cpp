@@ -41,6 +41,13 @@ uint32_t crc_of_piece(const StagedBytes& staged, size_t piece) {
   return crc;
 }
 
+std::optional<base::ContentHash> hash_of_piece(const StagedBytes& staged, size_t piece) {
+  const PieceChecksums& checksums = staged.checksums;
+  if (!checksums.has_hashes || !base::has_content_hash()) return std::nullopt;
+  const size_t first = checksums.first[piece];
+  return base::join_stretches(checksums.hashes.data() + first, checksums.first[piece + 1] - first);
+}
+
 /// Compares the CRC of every stretch of the piece that has bytes in [begin, end) of it.
 base::Status check_stretches(const StagedBytes& staged, size_t piece, int64_t begin, int64_t end) {
   for (int64_t s = begin / kChecksumBytes; s * kChecksumBytes < end; ++s) {
@@ -57,9 +64,11 @@ KnownBytes look_in(const StagedBytes& staged, int64_t begin, int64_t bytes, bool
   const std::optional<size_t> piece = piece_at(staged, begin);
   if (!piece.has_value()) return {};
   const int64_t in_piece = begin - staged.offsets[*piece];
-  if (in_order && bytes == staged.bytes[*piece]) return {crc_of_piece(staged, *piece), base::Status::ok()};
+  if (in_order && bytes == staged.bytes[*piece]) {
+    return {crc_of_piece(staged, *piece), hash_of_piece(staged, *piece), base::Status::ok()};
+  }
   const int64_t end = std::min(in_piece + bytes, staged.bytes[*piece]);
-  return {std::nullopt, check_stretches(staged, *piece, in_piece, end)};
+  return {std::nullopt, std::nullopt, check_stretches(staged, *piece, in_piece, end)};
 }
 
 }  // namespace
@@ -80,6 +89,8 @@ void StagedBytes::add(const std::vector<Piece>& pieces, const PieceChecksums& mo
   if (!checksums.first.empty()) checksums.first.pop_back();  // the end of the last piece is the begin of the next one
   for (const size_t first : more.first) checksums.first.push_back(before + first);
   checksums.crcs.insert(checksums.crcs.end(), more.crcs.begin(), more.crcs.end());
+  checksums.has_hashes = more.has_hashes;
+  checksums.hashes.insert(checksums.hashes.end(), more.hashes.begin(), more.hashes.end());
 }
 
 std::string encode_staged(const StagedBytes& staged) {
@@ -90,6 +101,10 @@ std::string encode_staged(const StagedBytes& staged) {
     out.i64(staged.bytes[p]);
   }
   for (const uint32_t crc : staged.checksums.crcs) out.u32(crc);
+  for (const base::ContentHash& hash : staged.checksums.hashes) {
+    out.u64(hash.low);
+    out.u64(hash.high);
+  }
   return out.take();
 }
 
@@ -113,8 +128,14 @@ base::Result<StagedBytes> decode_staged(std::string_view bytes, const uint8_t* m
     num_crcs += static_cast<size_t>((size + kChecksumBytes - 1) / kChecksumBytes);
   }
   staged.checksums.first.push_back(num_crcs);
-  if (in.remaining() != num_crcs * sizeof(uint32_t)) return damaged();
+  const uint64_t left = in.remaining(), of_crcs = num_crcs * sizeof(uint32_t);
+  staged.checksums.has_hashes = num_crcs > 0 && left == of_crcs + num_crcs * base::kEncodedHashBytes;
+  if (left != of_crcs && !staged.checksums.has_hashes) return damaged();
   for (size_t i = 0; i < num_crcs; ++i) staged.checksums.crcs.push_back(in.u32());
+  for (size_t i = 0; staged.checksums.has_hashes && i < num_crcs; ++i) {
+    const uint64_t low = in.u64(), high = in.u64();
+    staged.checksums.hashes.push_back({low, high});
+  }
   return staged;
 }
 

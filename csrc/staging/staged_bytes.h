@@ -27,7 +27,7 @@ struct StagedBytes {
   void add(const std::vector<Piece>& pieces, const PieceChecksums& more);
 };
 
-/// Encodes offsets, sizes and CRCs for another process that maps the same memory.
+/// Encodes offsets, sizes, CRCs and hashes for another process that maps the same memory.
 std::string encode_staged(const StagedBytes& staged);
 /// \param merged, num_bytes  Where the memory is mapped in this process.
 /// \returns kInvalidArgument for a damaged table, or a piece outside the memory.
@@ -38,8 +38,9 @@ void list_staged(const std::shared_ptr<const StagedBytes>& staged);
 
 /// What is known about the memory of a tensor.
 struct KnownBytes {
-  std::optional<uint32_t> crc;  // of its row-major elements, if it is one whole piece: the caller compares
-  base::Status status;          // otherwise: kCorrupt if one of its stretches has changed
+  std::optional<uint32_t> crc;            // of its row-major elements, if it is one whole piece: the caller compares
+  std::optional<base::ContentHash> hash;  // of the same, if hashes were computed
+  base::Status status;                    // otherwise: kCorrupt if one of its stretches has changed
 };
 
 /// Returns what is known about the memory of a view without negative strides: ok and no CRC if nobody has listed it.

@@ -41,7 +41,7 @@ SUBFOLDERS = {
     "engine": {
         "open": set(),
         "commit": {"open"},
-        "save": set(),
+        "save": {"open"},
         "load": {"open"},
         "check": {"open", "commit"},
         "export": {"save", "load"},

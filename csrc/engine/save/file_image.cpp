@@ -194,6 +194,7 @@ base::Status FileImage::emit_to_slots(int64_t bytes, uint32_t* crc, const uint8_
       fill(done + piece, done + piece + size, to + piece);
       if (is_timed && piece == 0) copied_ns = base::now_ns();
       sum = base::crc32(sum, from + piece, static_cast<size_t>(size));
+      if (hasher_ != nullptr && crc != nullptr) hasher_->add(from + piece, static_cast<size_t>(size));
       if (is_timed && piece == 0) summed_ns = base::now_ns();
     }
     if (is_timed) note_times(begin_ns, copied_ns, summed_ns, base::now_ns(), is_small ? kSmallPartsATime : 1);

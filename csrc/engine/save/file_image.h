@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "csrc/base/bounded_queue.h"
+#include "csrc/base/content_hash.h"
 #include "csrc/base/status.h"
 #include "csrc/base/trace.h"
 #include "csrc/format/manifest/manifest.h"
@@ -87,6 +88,8 @@ class FileImage {
   int64_t slot_end(int64_t position) const;
   /// Appends bytes that are in their place in `memory` already. \param crc  Receives their CRC-32.
   base::Status append_in_place(int64_t bytes, uint32_t* crc);
+  /// Adds what is appended from now on with a CRC of its own to `hasher`, in the same pass; null: no longer.
+  void hash_with(base::ContentHasher* hasher) { hasher_ = hasher; }
   /// Appends zeros up to a multiple of `alignment`.
   base::Status pad_to(int64_t alignment);
 
@@ -119,7 +122,8 @@ class FileImage {
   /// Returns where the next bytes of the file are in memory; null if they are to be written, as slots are that are
   /// filled ahead.
   uint8_t* next_in_memory(int64_t bytes) const {
-    return pipeline_.num_threads > 0 && position_ >= ahead_end_ ? file_.memory(position_, bytes) : nullptr;
+    return pipeline_.num_threads > 0 && hasher_ == nullptr && position_ >= ahead_end_ ? file_.memory(position_, bytes)
+                                                                                      : nullptr;
   }
   /// Goes on by a part of the block that `position_` is in. \param sum  CRC of the block so far, the part included.
   void advance(int64_t part, uint32_t sum);
@@ -143,6 +147,7 @@ class FileImage {
   std::vector<std::string_view> pieces_;  // what is handed over with the first one: its own bytes, and borrowed ones
   int64_t pieces_begin_ = 0;              // file position of the first of them
   int64_t position_ = 0;
+  base::ContentHasher* hasher_ = nullptr;
   uint32_t block_crc_ = 0;  // CRC of the block that position_ is in, so far
   std::vector<uint32_t> table_;
   FillTimes times_;

@@ -14,6 +14,7 @@
 #include "csrc/io/file_system.h"
 #include "csrc/io/late_changes.h"
 #include "csrc/staging/staged_bytes.h"
+#include "csrc/staging/view_hash.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -50,6 +51,9 @@ class Stopwatch {
 }  // namespace
 
 base::Result<std::unique_ptr<SaveJob>> SaveJob::start(SaveOptions options) {
+  if (options.has_hashes && !base::has_content_hash()) {
+    return base::Status::make(base::Code::kUnsupported, "save: no library of hashes is loaded in this process");
+  }
   BCP_ASSIGN_OR_RETURN(staging::BorrowedRing ring, staging::BorrowedRing::borrow(options.ring_bytes));
   return std::unique_ptr<SaveJob>(new SaveJob(std::move(options), std::move(ring)));
 }
@@ -61,6 +65,7 @@ SaveJob::SaveJob(SaveOptions options, staging::BorrowedRing ring)
       free_slots_(static_cast<size_t>(ring_->num_slots())),
       deadline_(options_.io_timeout_s) {
   for (int slot = 0; slot < ring_->num_slots(); ++slot) free_slots_.push(slot);
+  if (options_.has_hashes) hasher_.emplace();
   const io::WriterOptions writing{options_.num_io_threads, static_cast<size_t>(ring_->num_slots()),
                                   options_.niceness,       options_.bytes_per_s,
                                   options_.io_timeout_s,   options_.trace};
@@ -112,13 +117,14 @@ base::Status SaveJob::create_image() {
   image_open_ = true;
   if (images_.size() > 1) return base::Status::ok();
   FileImage* const first = images_.back().get();
-  BCP_RETURN_IF_ERROR(deadline_.run("fallocate", options_.directory, [this, first] {
+  const int64_t expected = std::max<int64_t>(options_.expected_bytes - linked_.num_bytes(), 0);
+  BCP_RETURN_IF_ERROR(deadline_.run("fallocate", options_.directory, [this, first, expected] {
     const io::DiskFile* const file = first->file().on_disk();
     if (file != nullptr && !file->is_direct() && io::is_in_user_space(file->fd())) {
-      enough_bytes_ = std::max(kEnoughBytes, options_.expected_bytes / kFilesAtOnce);
+      enough_bytes_ = std::max(kEnoughBytes, expected / kFilesAtOnce);
     }
-    return options_.one_file_a_record || enough_bytes_ > 0 ? io::check_room(options_.directory, options_.expected_bytes)
-                                                           : first->reserve(options_.expected_bytes);
+    return options_.one_file_a_record || enough_bytes_ > 0 ? io::check_room(options_.directory, expected)
+                                                           : first->reserve(expected);
   }));
   if (enough_bytes_ > 0) writer_->add_threads((kThreadsThere - 1) * options_.num_io_threads);
   BCP_FAILPOINT(kWriteFileReserved);
@@ -135,6 +141,11 @@ void SaveJob::note(const std::string& fqn, const tensor::Box& box, const format:
   result_.records.push_back({fqn, box, record});
   result_.records.back().record.file = static_cast<uint32_t>(images_.size() - 1);
   ++stats_.num_records;
+}
+
+void SaveJob::note_hash(const base::ContentHash& hash, const tensor::StridedView& view) {
+  const format::WrittenRecord& written = result_.records.back();
+  saved_.records[written.fqn].push_back({written.box, written.record, hash, staging::hash_sample(view)});
 }
 
 template <class AppendData>
@@ -157,17 +168,23 @@ base::Status SaveJob::append_record(const std::string& fqn, const tensor::Box& b
 }
 
 base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view) {
-  return append_record(fqn, box, view.dtype, [&](FileImage* image, int64_t bytes, uint32_t* crc) {
-    // A view of a part of a staged tensor, or one in another order, is checked here, before it is copied. A whole
-    // staged tensor has a CRC to compare below.
-    const staging::KnownBytes known = staging::find_staged(view);
-    BCP_RETURN_IF_ERROR(known.status);
-    BCP_RETURN_IF_ERROR(known.crc.has_value() && bytes >= format::kLargeDataBytes
-                            ? image->append_borrowed(view.data, bytes, crc)
-                            : image->append_elements(view, bytes, crc));
+  // A view of a part of a staged tensor, or one in another order, is checked here, before it is copied. A whole staged
+  // tensor has a CRC to compare below.
+  const staging::KnownBytes known = staging::find_staged(view);
+  BCP_RETURN_IF_ERROR(known.status);
+  base::ContentHasher* const hasher = hasher_.has_value() && !known.hash.has_value() ? &*hasher_ : nullptr;
+  BCP_RETURN_IF_ERROR(append_record(fqn, box, view.dtype, [&](FileImage* image, int64_t bytes, uint32_t* crc) {
+    image->hash_with(hasher);
+    base::Status appended = known.crc.has_value() && bytes >= format::kLargeDataBytes
+                                ? image->append_borrowed(view.data, bytes, crc)
+                                : image->append_elements(view, bytes, crc);
+    image->hash_with(nullptr);
+    BCP_RETURN_IF_ERROR(std::move(appended));
     return known.crc.has_value() && *known.crc != *crc ? staging::changed_since_staged(*known.crc, *crc)
                                                        : base::Status::ok();
-  });
+  }));
+  if (hasher_.has_value()) note_hash(hasher != nullptr ? hasher->end() : *known.hash, view);
+  return base::Status::ok();
 }
 
 base::Status SaveJob::append_from_devices(std::vector<const TensorToWrite*> tensors, staging::DeviceCopies* copies) {
@@ -262,6 +279,29 @@ base::Status SaveJob::append_tensors(const std::vector<TensorToWrite>& tensors, 
   return outcome;
 }
 
+base::Status SaveJob::append_all(std::vector<TensorToWrite> tensors, staging::DeviceCopies* copies) {
+  if (options_.last == nullptr || options_.last->directory == options_.directory) {
+    return append_tensors(tensors, copies);
+  }
+  Unchanged unchanged = find_unchanged(tensors, *options_.last, options_.num_io_threads);
+  stats_.bytes_compared = unchanged.bytes_read;
+  std::vector<const SavedRecord*> left = unchanged.records;
+  linked_.link({options_.directory, options_.sync, options_.visibility_timeout_s}, *options_.last, options_.link_rule,
+               tensors, &left, &deadline_);
+  file_names_.insert(file_names_.end(), linked_.names().begin(), linked_.names().end());
+  std::vector<TensorToWrite> of_old, of_new;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    if (left[t] != nullptr) {
+      of_old.push_back(std::move(tensors[t]));
+    } else if (unchanged.records[t] == nullptr) {
+      of_new.push_back(std::move(tensors[t]));
+    }
+  }
+  if (!of_old.empty()) BCP_RETURN_IF_ERROR(append_tensors(of_old, copies));
+  if (!of_old.empty() && !of_new.empty()) BCP_RETURN_IF_ERROR(finish_image());
+  return append_tensors(of_new, copies);
+}
+
 base::Status SaveJob::append_bytes(const std::string& fqn, std::string_view bytes) {
   return append_as_is(format::RecordKind::kBytes, fqn, {}, bytes);
 }
@@ -293,7 +333,12 @@ base::Result<format::WriteResult> SaveJob::finish() {
   for (const auto& image : images_) {
     result_.files.push_back(image->entry());
     stats_.bytes_written += image->entry().bytes;
+    saved_.files.push_back({image->entry(), 0});
   }
+  saved_.directory = options_.directory;
+  linked_.add_to(&result_, &saved_);
+  stats_.bytes_linked = linked_.num_bytes();
+  stats_.num_records += static_cast<int64_t>(linked_.num_records());
   return std::move(result_);
 }
 
@@ -318,7 +363,8 @@ base::Status SaveJob::settle_finished() {
 base::Status SaveJob::settle_all() {
   BCP_RETURN_IF_ERROR(settle_finished());
   BCP_FAILPOINT(kWriteFilesSynced);
-  if (options_.sync && !images_.empty()) BCP_RETURN_IF_ERROR(io::sync_directory(options_.directory));
+  if (options_.sync && !(images_.empty() && linked_.is_empty()))
+    BCP_RETURN_IF_ERROR(io::sync_directory(options_.directory));
   BCP_FAILPOINT(kWriteDirectorySynced);
   return base::Status::ok();
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,8 @@
 #include "csrc/base/trace.h"
 #include "csrc/engine/save/file_image.h"
 #include "csrc/engine/save/filled_records.h"
+#include "csrc/engine/save/linked_files.h"
+#include "csrc/engine/save/tensor_to_write.h"
 #include "csrc/format/manifest/write_result.h"
 #include "csrc/format/torch/record_layouts.h"
 #include "csrc/io/io_deadline.h"
@@ -33,23 +36,20 @@ struct SaveOptions {
   int64_t max_file_bytes = 0;       // a file ends before a record that would make it longer; 0: no limit
   bool is_plain = false;            // true: files of records alone, as stock DCP writes them
   std::shared_ptr<base::Trace> trace = nullptr;  // records what the threads do; null: nothing does
-};
-
-/// A tensor to write: `box` of the tensor `fqn`, with the elements of `view`. Borrows both names and memory.
-struct TensorToWrite {
-  const std::string* fqn;
-  const tensor::Box* box;
-  tensor::StridedView view;
-  int device = staging::kHost;  // whose memory it is
+  bool has_hashes = false;  // computes the hashes of tensors, for the next save; needs `base::load_content_hash`
+  std::shared_ptr<const LastSave> last = nullptr;  // links its files where they are unchanged; null: writes all
+  LinkRule link_rule{};
 };
 
 /// What a SaveJob has done so far, and for how long the calling thread was in each stage.
 struct SaveStats {
   int64_t num_records = 0;
   int64_t bytes_written = 0;
-  double stage_s = 0;  // copying and computing CRCs, waiting for slots included
-  double flush_s = 0;  // waiting for writes
-  double sync_s = 0;   // making files final: size, fsync, close
+  double stage_s = 0;          // copying and computing CRCs, waiting for slots included
+  double flush_s = 0;          // waiting for writes
+  double sync_s = 0;           // making files final: size, fsync, close
+  int64_t bytes_linked = 0;    // of files that were linked instead of being written
+  int64_t bytes_compared = 0;  // of tensors that were read, to compare them with the last save
 };
 
 /// Writes the data files of one rank: takes records, and leaves durable files. The coordinator's part is `Commit`.
@@ -103,6 +103,10 @@ class SaveJob {
   /// \param copies  Knows the devices; null if there are none.
   /// \returns what `append_tensor` returned for the first that failed, with its FQN. kDevice.
   base::Status append_tensors(const std::vector<TensorToWrite>& tensors, staging::DeviceCopies* copies = nullptr);
+  /// The same for all tensors of the save. With `SaveOptions::last`, those that are unchanged are not written where the
+  /// file that has them can be linked. The others that are unchanged get a file of their own, so that the next save can
+  /// link it.
+  base::Status append_all(std::vector<TensorToWrite> tensors, staging::DeviceCopies* copies = nullptr);
   /// Appends records whose bytes `source` puts into the slots from which they are written: some slots a run,
   /// however many records these hold, while the slots before are written.
   /// \returns what `append_tensor` returns, and what `source` returned.
@@ -119,7 +123,11 @@ class SaveJob {
   const std::vector<std::string>& file_names() const { return file_names_; }
   const SaveStats& stats() const { return stats_; }
   /// Bytes written to files so far. Any thread.
-  int64_t bytes_done() const { return writer_->bytes_written(); }
+  int64_t bytes_done() const { return writer_->bytes_written() + linked_.num_bytes(); }
+  /// What was written or linked, for the next save of the run. Only behind `finish`.
+  LastSave take_saved() { return std::move(saved_); }
+  /// Why files that are unchanged could not be linked; ok if they could.
+  const base::Status& not_linked_because() const { return linked_.refused(); }
   /// Makes the call under way, or the next one, fail with kCancelled. Any thread.
   void cancel() { writer_->cancel(); }
 
@@ -148,6 +156,8 @@ class SaveJob {
   base::Status settle_all();
   base::Status settle_finished();
   void note(const std::string& fqn, const tensor::Box& box, const format::Record& record);
+  /// Notes what the record that was noted last has, for the next save.
+  void note_hash(const base::ContentHash& hash, const tensor::StridedView& view);
 
   const SaveOptions options_;
   base::TraceLane* const lane_;  // of the calling thread; null without a trace
@@ -164,6 +174,9 @@ class SaveJob {
   format::RecordLayouts layouts_;
   format::WriteResult result_;
   SaveStats stats_;
+  std::optional<base::ContentHasher> hasher_;
+  LastSave saved_;
+  LinkedFiles linked_;
 };
 
 }  // namespace bytecheckpoint::engine
