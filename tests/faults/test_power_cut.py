@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from support.campaign import IS_LONG, Campaign
 from support.fork_server import ForkServer
 from support.jobs import Job, run_job
@@ -18,6 +20,7 @@ from support.mounts import DISKS, Disk, cut_power, save_then_cut
 from support.saves import SaveRequest, assert_only_own_files, generation_on_disk
 from torch.distributed.checkpoint.api import CheckpointException
 
+from bytecheckpoint import BcpWriter, Config, read, verify
 from faults.points import CASES, Case, Start, prepare
 from faults.rehearsal import NEW, NEXT, OLD
 
@@ -89,6 +92,30 @@ def cut_at(
     job.kill(job.ranks)
     job.wait()
     disk.power_returns()
+
+
+def link_then_cut(run: str, disk: Path, sync_first: bool) -> int:
+    """Saves two steps, the second one with links to the first, and cuts the power. Returns the bytes linked."""
+    for step, sync in ((1, sync_first), (2, True)):
+        writer = BcpWriter(f"{run}/step-{step}", sync_files=sync, config=Config(link_unchanged=True))
+        state = {"base": torch.arange(300_000), "adapter": torch.full((1000,), float(step))}
+        dcp.save(state, storage_writer=writer, no_dist=True)
+    cut_power(disk)
+    assert writer.last_report is not None
+    return writer.last_report.bytes_linked
+
+
+@pytest.mark.parametrize("sync_first", [True, False])
+def test_what_was_linked_stays(sync_first: bool, disk: Disk, root: Path, server: ForkServer) -> None:
+    """Also if the save that wrote it did not sync."""
+    root.mkdir()
+    assert server.run(link_then_cut, str(root), disk.path, sync_first).unwrap() > 300_000 * 8
+    disk.power_returns()
+    for step in (1, 2) if sync_first else (2,):
+        verify(root / f"step-{step}").raise_if_damaged()
+        found = read(root / f"step-{step}")
+        assert torch.equal(found["base"], torch.arange(300_000))
+        assert torch.equal(found["adapter"], torch.full((1000,), float(step)))
 
 
 # Both saves are committed, and only their own syncs have run: a sweep syncs only before it removes something.
