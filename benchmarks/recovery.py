@@ -3,7 +3,8 @@
 
 One launcher starts all ranks of a job at once, each time with a cold page cache. The seconds count from the first line
 behind the imports to the end of the first step, on the slowest rank: the process group, with DCP's ``timeout`` of 30 s,
-the state, of FSDP2's kind and not filled yet, the load, and a step that changes every parameter.
+the state, of FSDP2's kind and not filled yet, the load, and a step that changes every parameter. The second figure is
+the load alone.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def work_as_a_rank(folder: Path, way: str, num_tensors: int, rows: int) -> None:
     begin = time.perf_counter()
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     state = sharded(num_tensors, rows)
+    dist.barrier()
+    begin_of_load = time.perf_counter()
     if way == "save":
         for number, tensor in enumerate(state.values()):
             tensor.to_local().fill_(number)
@@ -63,37 +66,41 @@ def work_as_a_rank(folder: Path, way: str, num_tensors: int, rows: int) -> None:
         resumed = resume(places(folder) if way == MEMORY else folder / "run", state)
         assert resumed is not None
         assert resumed.path.startswith("held://") == (way == MEMORY), resumed.path
+    dist.barrier()
+    load_s = time.perf_counter() - begin_of_load
     for number, tensor in enumerate(state.values()):
         local = tensor.to_local()
         assert local[0, 0] == number == local[-1, -1]
         local.mul_(0.999)
     dist.barrier()
-    took = time.perf_counter() - begin
-    if way != "save":
-        everyone = torch.tensor(took)
-        dist.all_reduce(everyone, dist.ReduceOp.MAX)
-        took = everyone.item()
+    slowest = torch.tensor([time.perf_counter() - begin, load_s])
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
     if dist.get_rank() == 0:
-        (folder / "seconds").write_text(str(took))
+        (folder / "seconds").write_text(json.dumps(slowest.tolist()))
     dist.barrier()
     os._exit(0)  # as a job that is killed: shutdown() would end the holder
 
 
-def time_job(folder: Path, way: str, args: argparse.Namespace) -> float:
-    """Starts all ranks of a job at once; returns the seconds that rank 0 wrote."""
+def time_job(folder: Path, way: str, args: argparse.Namespace) -> list[float]:
+    """Starts all ranks of a job at once; returns the seconds until the first step is done, and those of the load."""
     rows = int(args.gigabytes * 1e9 / 4 / args.tensors / WIDTH) // args.ranks * args.ranks
     run_job([__file__, "--as-rank", str(folder), way, str(args.tensors), str(rows)], args.ranks)
-    return float((folder / "seconds").read_text())
+    seconds: list[float] = json.loads((folder / "seconds").read_text())
+    return seconds
 
 
-def show(seconds: dict[str, list[float]], what: str) -> dict[str, float]:
-    medians = {way: statistics.median(of_one) for way, of_one in seconds.items()}
-    table = Table("from", "seconds", "least", "most", "of stock DCP", title=what)
-    for way, times in seconds.items():
-        cells = medians[way], min(times), max(times), medians[way] / medians[STOCK]
-        table.add_row(way, *(f"{cell:.2f}" for cell in cells))
+def show(seconds: dict[str, list[list[float]]], what: str) -> dict[str, float]:
+    table = Table("from", "of the", "seconds", "least", "most", "of stock DCP", title=what)
+    ratios = {}
+    for number, part in enumerate(("restart", "load")):
+        times = {way: [of_job[number] for of_job in of_one] for way, of_one in seconds.items()}
+        medians = {way: statistics.median(of_way) for way, of_way in times.items()}
+        for way, of_way in times.items():
+            cells = medians[way], min(of_way), max(of_way), medians[way] / medians[STOCK]
+            table.add_row(way, part, *(f"{cell:.2f}" for cell in cells))
+            ratios[f"{part} from {way}, of stock DCP's time"] = medians[way] / medians[STOCK]
     Console().print(table)
-    return {f"restart from {way}, of stock DCP's time": medians[way] / medians[STOCK] for way in (MEMORY, DISK)}
+    return ratios
 
 
 def main() -> None:
@@ -104,7 +111,7 @@ def main() -> None:
     add_arguments(parser)
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=args.dir, prefix="recovery-"))
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    seconds: dict[str, list[list[float]]] = {way: [] for way in WAYS}
     try:
         time_job(folder, "save", args)
         with Stopwatch(args.warm_gib, args.idle_limit_s) as watch:
