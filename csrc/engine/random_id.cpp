@@ -10,7 +10,7 @@
 namespace bytecheckpoint::engine {
 namespace {
 
-constexpr int64_t kADayMs = 24 * 3'600'000;
+constexpr int64_t kADayMs = int64_t{24} * 3'600'000;
 
 // The latest begin of a save, in milliseconds since 1970, that this process has drawn, or was told.
 std::atomic<int64_t> last_ms{0};
@@ -22,11 +22,10 @@ int64_t later_ms() {
   const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
   const int64_t now_ms = std::chrono::duration_cast<std::chrono::milliseconds>(since_1970).count();
   int64_t last = last_ms.load();
-  int64_t next = now_ms;
-  do {
-    next = last >= now_ms && last - now_ms < kADayMs ? last + 1 : now_ms;
-  } while (!last_ms.compare_exchange_weak(last, next));
-  return next;
+  for (;;) {
+    const int64_t next = last >= now_ms && last - now_ms < kADayMs ? last + 1 : now_ms;
+    if (last_ms.compare_exchange_weak(last, next)) return next;
+  }
 }
 
 }  // namespace
