@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,19 @@ def test_a_step_that_was_pruned_is_written_anew(tmp_path: Path, caplog: pytest.L
     said = [record.message for record in caplog.records if "unchanged" in record.message]
     assert len(said) == 1  # once a run
     assert "link(" in said[0]
+
+
+def test_a_step_on_another_file_system_is_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    by_call(tmp_path / "step-1", adapters(1))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        if os.stat(elsewhere).st_dev == tmp_path.stat().st_dev:
+            pytest.skip("one file system")
+        shutil.move(tmp_path / "step-1", elsewhere)
+        (tmp_path / "step-1").symlink_to(Path(elsewhere, "step-1"))
+        assert by_call(tmp_path / "step-2", adapters(2)).bytes_linked == 0
+        assert "(errno 18)" in caplog.text
+        assert by_call(tmp_path / "step-3", adapters(3)).bytes_linked > 0
+    assert_loads(tmp_path / "step-2", adapters(2))
 
 
 def test_damage_is_found_in_each_step_that_has_the_file(tmp_path: Path) -> None:
