@@ -251,7 +251,7 @@ class _Copy:
         commit, self._commit = self._commit, None
         if commit is not None and not self.report.is_new:
             with contextlib.suppress(CheckpointError):  # the first error is the one to tell
-                commit.abort([name for name, *_ in self._checkpoint.files()], False)
+                commit.abort([], False, [name for name, *_ in self._checkpoint.files()])
         del commit  # whoever keeps the error would keep its thread, too
         if isinstance(error, CheckpointError):
             self._explain(error, self.report.save_ids[0])

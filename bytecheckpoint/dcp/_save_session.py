@@ -377,6 +377,7 @@ class RankResult:
         call: Number of the call on that rank; 0 if calls are not counted.
         written: Encoded ``format::WriteResult``; empty on failure.
         file_names: Names of the files that the rank created, also on failure.
+        link_names: Names of those that it linked.
         error: The failure, in a form that can be pickled; None on success.
         report: What the rank did; None on failure.
         unsafe: Keys of objects that will not load without opting in, each with the names that a load refuses.
@@ -390,6 +391,7 @@ class RankResult:
     call: int = 0
     written: bytes = b""
     file_names: tuple[str, ...] = ()
+    link_names: tuple[str, ...] = ()
     error: BaseException | None = None
     report: RankSaveReport | None = None
     unsafe: tuple[tuple[str, str], ...] = ()

@@ -133,16 +133,17 @@ def write_part(
             session.call,
             written,
             tuple(job.file_names),
+            tuple(job.link_names),
             report=of_rank,
             unsafe=tuple(unsafe.found.items()),
             hashes=hashes,
         )
     except BaseException as error:
         session.refuse_forked_child()
-        names = () if job is None else tuple(job.file_names)
+        names, links = ((), ()) if job is None else (tuple(job.file_names), tuple(job.link_names))
         job = None
         error = error_to_send(error, session)
-        result, report = RankResult(session.rank, session.path, session.call, file_names=names, error=error), None
+        result, report = RankResult(session.rank, session.path, session.call, b"", names, links, error), None
     session.handed_in = True
     return result, report
 
@@ -199,7 +200,8 @@ def commit_save(
     except BaseException as error:
         try:
             in_doubt = any(getattr(reason, "errno", None) == ETIMEDOUT for reason in failed.values())
-            commit.abort([name for result in handed_in for name in result.file_names], in_doubt)
+            links = [name for result in handed_in for name in result.link_names]
+            commit.abort([name for result in handed_in for name in result.file_names], in_doubt, links)
         except CheckpointError as of_clean_up:
             say_files_stay(error, session.path, of_clean_up)
         raise

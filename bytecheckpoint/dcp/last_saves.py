@@ -11,6 +11,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._save_session import SaveSession
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _C
+from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.staging.content_hash import load_content_hash
 from bytecheckpoint.storage.parts import json_of, step_and_part
@@ -28,13 +29,42 @@ _MOST_KEPT = 16  # of runs, and parts of their steps
 _logger = logging.getLogger("bytecheckpoint")
 
 _Key = tuple[str, str, int, int]  # run folder, part of a step, rank, number of ranks
-_last_saves: PerProcess[dict[_Key, _C.LastSave]] = PerProcess(dict)
-_said: PerProcess[set[str]] = PerProcess(set)  # runs of which was said that files are not linked
+
+
+class _LastSaves:
+    """What this process saved last, by run: the last two saves, since the last one may have failed behind this rank."""
+
+    def __init__(self) -> None:
+        self.by_run: dict[_Key, list[_C.LastSave]] = {}
+        self.said: set[str] = set()  # runs of which was said that files are not linked
+        self.lock = ForkSafeLock()
+
+    def add(self, key: _Key, saved: _C.LastSave) -> None:
+        with self.lock:
+            self.by_run[key] = [saved, *self.by_run.pop(key, [])][:2]
+            while len(self.by_run) > _MOST_KEPT:
+                del self.by_run[next(iter(self.by_run))]
+
+    def of(self, key: _Key) -> list[_C.LastSave]:
+        with self.lock:
+            return [*self.by_run.get(key, [])]
+
+    def is_new(self, run: str) -> bool:
+        with self.lock:
+            is_new = run not in self.said
+            self.said.add(run)
+            return is_new
+
+
+_last_saves = PerProcess(_LastSaves)
 
 
 def can_link(session: SaveSession, config: Config) -> bool:
-    """Whether a save computes hashes, and links what is unchanged: to a directory, and where that is asked for."""
-    if not config.link_unchanged or session.folder.is_of_one_machine:
+    """Whether a save computes hashes, and links what is unchanged: to a directory, and where that is asked for.
+
+    Not with ``take_over``: the save that is stuck there may yet remove links that it has made, by their names.
+    """
+    if not config.link_unchanged or config.take_over or session.folder.is_of_one_machine:
         return False
     if isinstance(as_place(session.path), Path):
         load_content_hash()  # DCP may save in another process than the one that made the writer
@@ -44,15 +74,14 @@ def can_link(session: SaveSession, config: Config) -> bool:
 
 
 def last_save(session: SaveSession, config: Config) -> _C.LastSave | None:
-    """Returns what this rank wrote last in the run; the first time in this process, what the newest step says of it."""
-    key = _key(session)
-    kept = _last_saves.get()
-    if key not in kept:
-        found = _read(session, config)
-        if found is None:
-            return None
-        kept[key] = found
-    return kept[key]
+    """Returns what this rank wrote in the last committed save of the run.
+
+    The first time in this process, that is what the newest step says of it.
+    """
+    for saved in _last_saves.get().of(_key(session)):
+        if any(Path(saved.directory, mark).exists() for mark in (_MARK, f"__{session.rank}{_MARK}")):
+            return saved
+    return _read(session, config)
 
 
 def keep_for_next_save(session: SaveSession, job: _C.SaveJob, config: Config) -> tuple[tuple[str, int, bytes], ...]:
@@ -61,11 +90,8 @@ def keep_for_next_save(session: SaveSession, job: _C.SaveJob, config: Config) ->
         return ()
     if job.not_linked_because:
         _say_once(session, f"files that are unchanged are written: {job.not_linked_because}")
-    saved, kept, key = job.take_saved(), _last_saves.get(), _key(session)
-    kept.pop(key, None)
-    kept[key] = saved
-    while len(kept) > _MOST_KEPT:
-        del kept[next(iter(kept))]
+    saved = job.take_saved()
+    _last_saves.get().add(_key(session), saved)
     return tuple(saved.hashes())
 
 
@@ -95,7 +121,5 @@ def _read(session: SaveSession, config: Config) -> _C.LastSave | None:
 
 
 def _say_once(session: SaveSession, what: str) -> None:
-    run = _key(session)[0]
-    if run not in _said.get():
-        _said.get().add(run)
+    if _last_saves.get().is_new(_key(session)[0]):
         _logger.warning("save(%s): %s", session.path, what)

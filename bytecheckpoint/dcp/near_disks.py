@@ -177,7 +177,7 @@ class NearDisks:
         with suppress(CheckpointError):
             folder = folder_at(as_place(self._path))
             named = {name for name, *_ in _core.Checkpoint.open(self._path).files()} if folder.has(_MARK) else {}
-            commit.abort([name for name in folder.names() if is_data_file(name) and name not in named], False)
+            commit.abort([], False, [name for name in folder.names() if is_data_file(name) and name not in named])
 
     def _go_on(self, config: Config) -> None:
         """Removes the steps that are gone from the first disk, and lends this one to who copies it to the next tier."""

@@ -59,12 +59,14 @@ class Commit(Protocol):
             StorageError: The storage refused; the message says if it is not known whether the save is committed.
         """
 
-    def abort(self, file_names: list[str], in_doubt: bool) -> None:
+    def abort(self, file_names: list[str], in_doubt: bool, links: list[str] = ...) -> None:
         """Removes the data files of a save that failed.
 
         Args:
             file_names: Names of all files that the ranks may have made.
             in_doubt: Whether the storage has failed to answer some rank.
+            links: Names of files that other saves may name in the same way: they are removed only while this save has
+                the right.
 
         Raises:
             StorageError: A file could not be removed.

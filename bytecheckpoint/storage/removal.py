@@ -20,7 +20,7 @@ class Outcome:
 
     Attributes:
         is_loadable: Whether its commit mark is still there.
-        bytes_freed: Bytes of the files whose names were removed.
+        bytes_freed: Bytes of the files whose names were removed, without those that have other names left.
         skipped: Why the folder was left alone; "" if it was not.
         failures: The first few deletes that failed.
         stays: What was left in the folder on purpose.

@@ -14,6 +14,7 @@ from bytecheckpoint.errors import ConfigError
 __all__ = ["HASHES", "hashes_in", "refuse_other_metadata", "with_hashes"]
 
 HASHES = "bytecheckpoint.hashes"
+_MOST_LINKS = 1 << 20
 
 
 def refuse_other_metadata(user_metadata: Any) -> None:
@@ -47,7 +48,9 @@ def hashes_in(user_metadata: Any) -> dict[str, tuple[int, bytes]]:
     for name, of_file in stored.items() if isinstance(stored, dict) else ():
         try:
             links, text = of_file
-            found[name] = max(0, int(links)), base64.b64decode(text, validate=True)
+            hashes = base64.b64decode(text, validate=True)
         except (TypeError, ValueError, binascii.Error):
             continue  # the file is written anew
+        if isinstance(links, int) and 0 <= links <= _MOST_LINKS:
+            found[name] = links, hashes
     return found

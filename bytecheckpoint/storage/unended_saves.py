@@ -84,11 +84,16 @@ def _record(
     if about is None and not head.strip(b"\0"):
         return None
     if about is not None:  # what is older is of another save, or of the checkpoint that it was to replace
-        files = {name: each for name, each in files.items() if each.st_mtime >= status.st_mtime - _SAME_TIME_S}
-    last_at = max([status.st_mtime, *(each.st_mtime for each in files.values())])
+        files = {name: each for name, each in files.items() if _came_at(each) >= status.st_mtime - _SAME_TIME_S}
+    last_at = max([status.st_mtime, *(_came_at(each) for each in files.values())])
     here = own_place().processes
     is_here = (bool(here) and (about or {}).get("processes") == here) or _core.is_local(str(folder), _LOOK_S)
     if not is_here and time.time() - last_at < silence_s:
         return None
-    left = {name: (each.st_size, each.st_mtime) for name, each in files.items()}
+    left = {name: (each.st_size, _came_at(each)) for name, each in files.items()}
     return record_of_unended(str(folder.absolute()), save_id, about, status.st_mtime, left)
+
+
+def _came_at(file: os.stat_result) -> float:
+    """Returns when a file was last written, or got another name: a save links files of the step before."""
+    return max(file.st_mtime, file.st_ctime) if file.st_nlink > 1 else file.st_mtime

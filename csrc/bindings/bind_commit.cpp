@@ -188,10 +188,11 @@ void bind_commit(py::module_& m) {
       .def("commit", &commit, py::arg("checkpoint"))
       .def(
           "abort",
-          [](engine::Commit& self, const std::vector<std::string>& file_names, bool in_doubt) {
-            run_unlocked([&] { return self.abort(file_names, in_doubt); });
+          [](engine::Commit& self, const std::vector<std::string>& file_names, bool in_doubt,
+             const std::vector<std::string>& links) {
+            run_unlocked([&] { return self.abort(file_names, in_doubt, links); });
           },
-          py::arg("file_names"), py::arg("in_doubt"))
+          py::arg("file_names"), py::arg("in_doubt"), py::arg("links") = std::vector<std::string>())
       .def_property_readonly("directory_id",
                              [](const engine::Commit& self) {
                                return std::make_pair(self.directory_id().device, self.directory_id().inode);

@@ -219,6 +219,7 @@ void bind_save(py::module_& m) {
       .def("take_saved", [](engine::SaveJob& job) { return std::make_shared<engine::LastSave>(job.take_saved()); })
       .def_property_readonly("not_linked_because",
                              [](const engine::SaveJob& job) { return job.not_linked_because().message(); })
+      .def_property_readonly("link_names", &engine::SaveJob::link_names)
       .def_property_readonly("file_names", &engine::SaveJob::file_names)
       .def_property_readonly("bytes_done", &engine::SaveJob::bytes_done)
       .def("stats", &save_stats);

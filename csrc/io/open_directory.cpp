@@ -87,7 +87,9 @@ base::Result<OpenDirectory::Entry> OpenDirectory::entry(const std::string& name)
   if (!is_entry(name)) {
     errno = EINVAL;
   } else if (::fstatat(fd_, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0) {
-    return Entry{S_ISDIR(info.st_mode), info.st_size, is_hidden_name(name) && may_be_held(info)};
+    const bool is_directory = S_ISDIR(info.st_mode);
+    const int64_t bytes = is_directory || info.st_nlink < 2 ? info.st_size : 0;
+    return Entry{is_directory, bytes, is_hidden_name(name) && may_be_held(info)};
   }
   return Status::storage("lstat", join(path_, name), "", errno);
 }

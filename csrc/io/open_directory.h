@@ -39,7 +39,7 @@ class OpenDirectory {
   base::Result<std::vector<std::string>> list() const;
   struct Entry {
     bool is_directory = false;
-    int64_t bytes = 0;
+    int64_t bytes = 0;         // that removing the name frees: 0 of a file that has others
     bool may_be_held = false;  // it is removed already, and somebody may have it open (`hidden_files.h`)
   };
   /// Returns what has the name itself: a link is not followed. \returns kStorage, with ENOENT if nothing has it.

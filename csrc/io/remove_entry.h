@@ -23,7 +23,7 @@ struct RemovalRules {
 
 /// What a removal has done; for a dry run, what it would do.
 struct RemovalOutcome {
-  int64_t bytes = 0;                   // of the files that were removed
+  int64_t bytes = 0;                   // of the files that were removed, without those that have other names
   std::vector<base::Status> failures;  // the first few errors; all else was removed all the same
   std::string kept;                    // why a directory was left as it is; empty if it was not left
 };

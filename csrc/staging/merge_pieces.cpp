@@ -82,6 +82,12 @@ bool is_contiguous(const tensor::BoxRuns& runs) {
   return runs.num_runs() == 1 && runs.memory_step_bytes() == runs.itemsize_bytes();
 }
 
+/// What is computed of a stretch.
+struct Sums {
+  uint32_t crc = 0;
+  base::ContentHash hash;
+};
+
 /// \param next  What is merged after the stretch.
 uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch, const uint8_t* next,
                        uint8_t* merged, bool has_checksum) {
@@ -103,11 +109,18 @@ uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const St
   return crc;
 }
 
-/// Reads what was merged a moment ago, and is in the cache: where it came from, or where it is if it was gathered.
-base::ContentHash hash_of_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch,
-                                  const uint8_t* merged) {
-  const uint8_t* const bytes = is_contiguous(runs) ? piece.view.data : merged + piece.offset;
-  return base::hash_stretch(bytes + stretch.begin, static_cast<size_t>(stretch.end - stretch.begin));
+/// The same with a hash. Both are of the copy: of memory that somebody changes meanwhile, they must fit one another. So
+/// the copy goes through the cache, and is read there.
+Sums merge_and_hash_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch, uint8_t* merged) {
+  Sums sums;
+  uint8_t* const to = merged + piece.offset;
+  for (int64_t begin = stretch.begin; begin < stretch.end; begin += kCachedBytes) {
+    const int64_t end = std::min(begin + kCachedBytes, stretch.end);
+    gather_window(runs, piece.view.data, begin, end, to + begin);
+    sums.crc = base::crc32(sums.crc, to + begin, static_cast<size_t>(end - begin));
+  }
+  sums.hash = base::hash_stretch(to + stretch.begin, static_cast<size_t>(stretch.end - stretch.begin));
+  return sums;
 }
 
 }  // namespace
@@ -137,12 +150,16 @@ bool lay_out(std::vector<tensor::StridedView> views, PieceAlignment alignment, s
 void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_threads, PieceChecksums* checksums) {
   const Work work(pieces, checksums);
   for_each_stretch(pieces, work, num_threads, [&](size_t s, const Stretch& stretch, const tensor::BoxRuns& runs) {
+    if (checksums != nullptr && checksums->has_hashes) {
+      const Sums sums = merge_and_hash_stretch(pieces[stretch.piece], runs, stretch, merged);
+      checksums->crcs[s] = sums.crc;
+      checksums->hashes[s] = sums.hash;
+      return;
+    }
     const Stretch& following = work.stretches[std::min(s + 1, work.stretches.size() - 1)];
     const uint8_t* const next = pieces[following.piece].view.data + following.begin;
     const uint32_t crc = merge_stretch(pieces[stretch.piece], runs, stretch, next, merged, checksums != nullptr);
-    if (checksums == nullptr) return;
-    checksums->crcs[s] = crc;
-    if (checksums->has_hashes) checksums->hashes[s] = hash_of_stretch(pieces[stretch.piece], runs, stretch, merged);
+    if (checksums != nullptr) checksums->crcs[s] = crc;
   });
 }
 

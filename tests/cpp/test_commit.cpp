@@ -385,5 +385,31 @@ TEST_CASE("commit: replaces another tool's checkpoint and keeps that tool's file
   CHECK(dir.has("__0_0.distcp"));
 }
 
+TEST_CASE("commit: links are removed by a save that has the right, and by no other") {
+  const test::TempDir dir;
+  const std::string name = "__0_0.0123456789abcdef.distcp";
+  auto first = test::value_of(Commit::begin(test::commit_options(dir.path(), 1)));
+  test::write_all(dir / name, "linked");
+  SUBCASE("it has the right") {
+    EXPECT_OK(first->abort({}, false, {name, "../other"}));
+    CHECK(!dir.has(name));
+  }
+  SUBCASE("another save has taken it") {
+    CommitOptions options = test::commit_options(dir.path(), 2);
+    options.take_over = true;
+    auto second = test::value_of(Commit::begin(std::move(options)));
+    test::write_all(dir / name, "linked again");
+    EXPECT_OK(first->abort({}, false, {name}));
+    CHECK(dir.has(name));
+    second->abandon();
+  }
+  SUBCASE("it has given it up") {
+    first->abandon();
+    test::write_all(dir / name, "linked again");
+    EXPECT_OK(first->abort({}, false, {name}));
+    CHECK(dir.has(name));
+  }
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::engine

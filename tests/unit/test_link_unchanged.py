@@ -10,19 +10,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+import xxhash
 from support.equality import assert_loads
+from torch.distributed.checkpoint.api import CheckpointException
 
 import bytecheckpoint
-from bytecheckpoint import BcpReader, BcpWriter, Config, SaveReport
+from bytecheckpoint import BcpReader, BcpStager, BcpWriter, Config, SaveReport, _core
 from bytecheckpoint.checkpoint.disk_usage import disk_usage
+from bytecheckpoint.dcp import _save_steps
 from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.storage.stored_hashes import hashes_in
 
 LINKS = Config(link_unchanged=True)
 State = dict[str, Any]
@@ -53,6 +59,10 @@ def by_dcp(path: Path, state: State) -> SaveReport:
 
 def data_files(step: Path) -> dict[str, os.stat_result]:
     return {file.name: file.stat() for file in step.glob("*.distcp")}
+
+
+def mark_of(step: Path) -> Any:
+    return _core.Checkpoint.open(str(step))
 
 
 @pytest.mark.parametrize("save", [by_call, in_background, by_dcp])
@@ -168,11 +178,84 @@ def test_a_save_that_failed_costs_a_save_in_full_at_most(tmp_path: Path) -> None
     assert_loads(tmp_path / "step-3", adapters(3))
 
 
+def test_a_save_that_failed_behind_its_ranks_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_call(tmp_path / "step-1", adapters(1))
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("the coordinator fails")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_save_steps, "assemble", fail)
+        with pytest.raises(Exception, match="the coordinator fails"):
+            by_call(tmp_path / "step-2", adapters(2))
+    assert not (tmp_path / "step-2").exists()  # its links are removed, too
+    assert by_call(tmp_path / "step-3", adapters(3)).bytes_linked > 0
+    assert bytecheckpoint.verify(tmp_path / "step-1").is_whole
+
+
+def test_what_was_staged_and_has_changed_is_refused_as_ever(tmp_path: Path) -> None:
+    in_background(tmp_path / "step-1", adapters(1))
+    staged: Any = BcpStager(config=LINKS).stage(adapters(1))
+    staged = staged.result() if isinstance(staged, Future) else staged
+    staged["base.0"][5] = 77.0
+    with pytest.raises(CheckpointException, match="memory has changed since it was staged"):
+        dcp.save(staged, storage_writer=BcpWriter(tmp_path / "step-2", config=LINKS), no_dist=True)
+    assert not [*(tmp_path / "step-2").glob(".metadata")]
+
+
+def test_hashes_are_those_of_what_is_stored(tmp_path: Path) -> None:
+    """Also if the state changes while it is staged: the next save must not take the mixture for what it is not."""
+    tensor, is_over = torch.zeros(3_000_001), threading.Event()
+
+    def change() -> None:
+        while not is_over.is_set():
+            tensor.add_(1)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for step in range(8):
+            in_background(tmp_path / f"step-{step}", {"w": tensor})
+    finally:
+        is_over.set()
+        changing.join()
+    for step in range(8):
+        stored = bytecheckpoint.read(tmp_path / f"step-{step}")["w"].numpy().tobytes()
+        stretches = [stored[at : at + (1 << 20)] for at in range(0, len(stored), 1 << 20)]
+        joined = b"".join(xxhash.xxh3_128_digest(stretch)[::-1] for stretch in stretches)
+        ((links, hashes),) = hashes_in(json.loads(mark_of(tmp_path / f"step-{step}").user_metadata)).values()
+        assert links == 0
+        assert hashes == xxhash.xxh3_128_digest(joined)[::-1]
+
+
+@pytest.mark.parametrize("odd", [[1 << 40, ""], [1e400, ""], ["x", "y"], [0, 5], 7, None, [-1, ""], [True, "!"]])
+def test_hashes_that_no_save_writes_are_passed_over(odd: object, tmp_path: Path) -> None:
+    save = "import sys, torch, bytecheckpoint as b; state = {'w': torch.ones(5)}; "
+    first = "b.save_state_dict(sys.argv[1] + '/step-1', state, no_dist=True, user_metadata=eval(sys.argv[2]))"
+    then = "b.save_state_dict(sys.argv[1] + '/step-2', state, no_dist=True, config=b.Config(link_unchanged=True))"
+    text = repr({"bytecheckpoint.hashes": {"f": odd}}).replace("inf", "float('inf')")
+    for program in (first, then):
+        subprocess.run([sys.executable, "-W", "ignore", "-c", save + program, str(tmp_path), text], check=True)
+
+
+def test_a_prune_says_what_it_frees(tmp_path: Path) -> None:
+    for step in range(1, 5):
+        by_call(tmp_path / f"step-{step}", adapters(step))
+    retention = bytecheckpoint.Retention(tmp_path, keep_latest=2)
+    dry, report = retention.prune(dry_run=True), retention.prune()
+    assert len(report.removed) == 2
+    assert dry.bytes_freed == report.bytes_freed < 200_000  # what is linked stays
+
+
 def test_a_step_that_was_pruned_is_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for step in (1, 2, 3):
         report = by_call(tmp_path / f"step-{step}", adapters(step))
-        shutil.rmtree(tmp_path / f"step-{step}")
+        for name in data_files(tmp_path / f"step-{step}"):  # as if a prune were under way
+            (tmp_path / f"step-{step}" / name).unlink()
     assert report.bytes_linked == 0
+    shutil.rmtree(tmp_path / "step-3")
+    assert by_call(tmp_path / "step-4", adapters(4)).bytes_linked == 0
+    assert_loads(tmp_path / "step-4", adapters(4))
     said = [record.message for record in caplog.records if "unchanged" in record.message]
     assert len(said) == 1  # once a run
     assert "link(" in said[0]
@@ -181,7 +264,7 @@ def test_a_step_that_was_pruned_is_written_anew(tmp_path: Path, caplog: pytest.L
 def test_a_step_on_another_file_system_is_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     by_call(tmp_path / "step-1", adapters(1))
     with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
-        if os.stat(elsewhere).st_dev == tmp_path.stat().st_dev:
+        if Path(elsewhere).stat().st_dev == tmp_path.stat().st_dev:
             pytest.skip("one file system")
         shutil.move(tmp_path / "step-1", elsewhere)
         (tmp_path / "step-1").symlink_to(Path(elsewhere, "step-1"))
@@ -228,9 +311,7 @@ def test_other_user_metadata_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_stored(tmp_path: Path) -> None:
     by_call(tmp_path / "step-1", adapters(1))
-    from bytecheckpoint import _core
-
-    stored = json.loads(_core.Checkpoint.open(str(tmp_path / "step-1")).user_metadata)["bytecheckpoint.hashes"]
+    stored = json.loads(mark_of(tmp_path / "step-1").user_metadata)["bytecheckpoint.hashes"]
     ((name, (links, hashes)),) = stored.items()
     assert name in data_files(tmp_path / "step-1")
     assert links == 0

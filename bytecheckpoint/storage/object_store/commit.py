@@ -171,7 +171,7 @@ class StoreCommit:
             "warnings": warnings,
         }
 
-    def abort(self, file_names: Sequence[str], in_doubt: bool = False) -> None:
+    def abort(self, file_names: Sequence[str], in_doubt: bool = False, links: Sequence[str] = ()) -> None:
         """Removes the data files of a save that failed, unless it may be committed, or may still become so.
 
         Raises:
@@ -184,7 +184,7 @@ class StoreCommit:
         if in_doubt:
             url = self._client.url
             raise StorageError(f"{url}: the store did not answer some rank, so it was not asked to delete", url)
-        self._asked("delete", "", lambda: self._client.delete(file_names))
+        self._asked("delete", "", lambda: self._client.delete([*file_names, *links]))
 
     def abandon(self) -> None:
         """Gives the right to commit up. It has no effect after ``commit``. Data files are left to a later sweep."""

@@ -397,21 +397,30 @@ void Commit::remove_rank_metadata(CommitReport* report) const {
   }
 }
 
-Status Commit::abort(std::vector<std::string> file_names, bool in_doubt) {
+Status Commit::abort(std::vector<std::string> file_names, bool in_doubt, std::vector<std::string> links) {
   if (in_forked_child()) return Status::ok();
   if (in_doubt) deadline_->shorten(kTimeoutInDoubtS);
-  return within_deadline("abort", [this, names = std::move(file_names)] { return abort_slowly(names); });
+  return within_deadline(
+      "abort", [this, names = std::move(file_names), links = std::move(links)] { return abort_slowly(names, links); });
 }
 
-Status Commit::abort_slowly(const std::vector<std::string>& file_names) {
+Status Commit::abort_slowly(const std::vector<std::string>& file_names, const std::vector<std::string>& links) {
   base::MutexLock lock(mutex_);
   over_ = true;
   if (rename_attempted_) {
     tmp_.release();
     return Status::ok();
   }
-  // The right goes first: a crash in between leaves files that any sweep may delete.
-  Status outcome = tmp_.remove();
+  Status outcome;
+  for (const std::string& name : links) {
+    if (!format::is_data_file_name(name) || !tmp_.has_name()) continue;
+    Status removed = io::remove_file(path(name));
+    if (outcome.is_ok()) outcome = std::move(removed);
+    deadline_->answered();
+  }
+  // The right goes before the other files: a crash in between leaves files that any sweep may delete.
+  Status given_up = tmp_.remove();
+  if (outcome.is_ok()) outcome = std::move(given_up);
   BCP_FAILPOINT(kAbortTmpRemoved);
   for (const std::string& name : file_names) {
     if (!format::is_data_file_name(name)) continue;

@@ -161,7 +161,10 @@ class Commit {
   /// \param file_names  Data files of all ranks. Other names are ignored.
   /// \param in_doubt    The storage has already failed to answer some rank. This call then waits at most 2 s for an
   /// answer; the rest happens when the storage answers.
-  base::Status abort(std::vector<std::string> file_names, bool in_doubt = false);
+  /// \param links       Files that other saves may name in the same way, since they were linked or copied. They are
+  /// removed only while this save has the right: behind it, another save may have given them these names again. What
+  /// stays is removed by the next sweep.
+  base::Status abort(std::vector<std::string> file_names, bool in_doubt = false, std::vector<std::string> links = {});
 
   /// Removes the tmp and leaves the data files to a sweep. No effect after `commit` or `abort`.
   void abandon();
@@ -191,7 +194,7 @@ class Commit {
   base::Status check_files_slowly(const std::vector<format::FileEntry>& files);
   base::Status check_right_slowly();
   base::Result<CommitReport> commit_slowly(std::string_view metadata_file, const std::vector<format::FileEntry>& files);
-  base::Status abort_slowly(const std::vector<std::string>& file_names);
+  base::Status abort_slowly(const std::vector<std::string>& file_names, const std::vector<std::string>& links);
   base::Status abandon_slowly();
   base::Status superseded(
       std::string_view how = "this save gave up its right to commit, or a newer save took it") const;

@@ -25,6 +25,7 @@ std::vector<std::pair<const SavedFile*, std::string>> LastSave::hashes_by_file()
   for (size_t f = 0; f < files.size(); ++f) {
     std::sort(of_file[f].begin(), of_file[f].end(),
               [](const SavedRecord* a, const SavedRecord* b) { return a->record.offset < b->record.offset; });
+    if (of_file[f].size() != files[f].num_tensors) continue;
     std::string hashes;
     for (const SavedRecord* each : of_file[f]) base::encode_hash(each->hash, &hashes);
     out.emplace_back(&files[f], std::move(hashes));
@@ -59,7 +60,7 @@ LastSave last_save_of(const format::Manifest& manifest, const std::string& direc
       saved.record.file = static_cast<uint32_t>(last.files.size());
       last.records[item->fqn].push_back(std::move(saved));
     }
-    last.files.push_back({manifest.files[f], stored[f]->num_links});
+    last.files.push_back({manifest.files[f], stored[f]->num_links, chunks[f].size()});
   }
   return last;
 }

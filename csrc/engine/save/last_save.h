@@ -16,6 +16,7 @@ namespace bytecheckpoint::engine {
 struct SavedFile {
   format::FileEntry entry;
   int num_links = 0;
+  size_t num_tensors = 0;  // records of tensors in it that the save has
 };
 
 /// A tensor record of a save, and the hash of its elements.

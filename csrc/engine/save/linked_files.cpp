@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/save/linked_files.h"
 
+#include <algorithm>
 #include <cerrno>
 
 #include "csrc/engine/open/check_files.h"
@@ -13,6 +14,13 @@ void LinkedFiles::link(const LinkTarget& target, const LastSave& last, LinkRule 
                        const std::vector<TensorToWrite>& tensors, std::vector<const SavedRecord*>* records,
                        io::IoDeadline* deadline) {
   const std::vector<bool> to_link = files_to_link(last, *records, rule);
+  if (std::find(to_link.begin(), to_link.end(), true) == to_link.end()) return;
+  // The coordinator has made the directory; this machine may see it late. A file that is missing is no such case.
+  refused_ = deadline->run("open", target.directory, [target] {
+    return io::ask_until_seen(target.directory, target.visibility_timeout_s,
+                              [target] { return io::file_id(target.directory).status(); });
+  });
+  if (!refused_.is_ok()) return;
   constexpr uint32_t kNotLinked = UINT32_MAX;
   std::vector<uint32_t> number(last.files.size(), kNotLinked);  // of each file, among those that are linked
   for (size_t f = 0; f < last.files.size(); ++f) {
@@ -20,7 +28,7 @@ void LinkedFiles::link(const LinkTarget& target, const LastSave& last, LinkRule 
     if (!to_link[f] || !is_linked(target, io::join(last.directory, file.entry.name), file.entry, deadline)) continue;
     number[f] = static_cast<uint32_t>(result_.files.size());
     result_.files.push_back(file.entry);
-    saved_.files.push_back({file.entry, file.num_links + 1});
+    saved_.files.push_back({file.entry, file.num_links + 1, 0});
     num_bytes_ += file.entry.bytes;
   }
   for (size_t t = 0; t < tensors.size(); ++t) {
@@ -28,6 +36,8 @@ void LinkedFiles::link(const LinkTarget& target, const LastSave& last, LinkRule 
     if (record == nullptr || number[record->record.file] == kNotLinked) continue;
     SavedRecord saved = *record;
     saved.record.file = number[record->record.file];
+    bytes_in_use_ += saved.record.data_bytes;
+    ++saved_.files[saved.record.file].num_tensors;
     result_.records.push_back({*tensors[t].fqn, saved.box, saved.record});
     saved_.records[*tensors[t].fqn].push_back(std::move(saved));
     record = nullptr;
@@ -37,21 +47,21 @@ void LinkedFiles::link(const LinkTarget& target, const LastSave& last, LinkRule 
 bool LinkedFiles::is_linked(const LinkTarget& target, const std::string& from, const format::FileEntry& file,
                             io::IoDeadline* deadline) {
   const std::string to = io::join(target.directory, file.name);
-  const auto link = [from, to] { return io::link_file(from, to); };
-  // The coordinator has made the directory; this machine may see it late.
-  base::Status outcome = deadline->run(
-      "link", to, [target, link] { return io::ask_until_seen(target.directory, target.visibility_timeout_s, link); });
+  base::Status outcome = deadline->run("link", to, [from, to]() -> base::Status {
+    BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(from));
+    if (type == io::EntryType::kOther) return base::Status::storage("link", from, "a symbolic link, or no file", ELOOP);
+    return io::link_file(from, to);
+  });
   if (outcome.is_ok()) {
+    // If it is not what it should be, the link stays until the commit sweeps it, or the save ends: whoever removed it
+    // without the right to commit might remove that of another save.
+    names_.push_back(file.name);
     outcome = deadline->run("check", to, [target, file, to] {
       BCP_RETURN_IF_ERROR(check_files(target.directory, {file}));
       return target.sync ? io::sync_file(to) : base::Status::ok();
     });
-    if (outcome.is_ok()) {
-      names_.push_back(file.name);
-      return true;
-    }
-    (void)deadline->run("unlink", to, [to] { return io::remove_file(to); });
   }
+  if (outcome.is_ok()) return true;
   if (refused_.is_ok()) refused_ = std::move(outcome);
   return false;
 }

@@ -22,7 +22,8 @@ struct LinkTarget {
 /// The files of the last save that a save has because their tensors are unchanged: hard links, under the same names.
 ///
 /// A file that was linked is as its rank left it: its size, its trailer and its ids are compared. One that is not, and
-/// what the file system refuses to link, is written instead. Any thread may call `num_bytes`; one at a time all else.
+/// what the file system refuses to link, is written instead. Any thread may call `bytes_in_use`; one at a time all
+/// else.
 class LinkedFiles {
  public:
   /// Links the files that `rule` chooses.
@@ -31,9 +32,11 @@ class LinkedFiles {
   void link(const LinkTarget& target, const LastSave& last, LinkRule rule, const std::vector<TensorToWrite>& tensors,
             std::vector<const SavedRecord*>* records, io::IoDeadline* deadline);
 
-  /// Names of the links, which a save that fails removes.
+  /// Names of the links, also of those that turned out to be of no use.
   const std::vector<std::string>& names() const { return names_; }
   int64_t num_bytes() const { return num_bytes_; }
+  /// Bytes of the tensors in them that this save has.
+  int64_t bytes_in_use() const { return bytes_in_use_; }
   size_t num_records() const { return result_.records.size(); }
   bool is_empty() const { return result_.files.empty(); }
   /// Why a file was not linked; ok if none was refused.
@@ -49,7 +52,8 @@ class LinkedFiles {
   format::WriteResult result_;
   LastSave saved_;
   std::vector<std::string> names_;
-  std::atomic<int64_t> num_bytes_{0};
+  int64_t num_bytes_ = 0;
+  std::atomic<int64_t> bytes_in_use_{0};
   base::Status refused_;
 };
 

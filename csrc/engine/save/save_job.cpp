@@ -117,7 +117,7 @@ base::Status SaveJob::create_image() {
   image_open_ = true;
   if (images_.size() > 1) return base::Status::ok();
   FileImage* const first = images_.back().get();
-  const int64_t expected = std::max<int64_t>(options_.expected_bytes - linked_.num_bytes(), 0);
+  const int64_t expected = std::max<int64_t>(options_.expected_bytes - linked_.bytes_in_use(), 0);
   BCP_RETURN_IF_ERROR(deadline_.run("fallocate", options_.directory, [this, first, expected] {
     const io::DiskFile* const file = first->file().on_disk();
     if (file != nullptr && !file->is_direct() && io::is_in_user_space(file->fd())) {
@@ -288,7 +288,6 @@ base::Status SaveJob::append_all(std::vector<TensorToWrite> tensors, staging::De
   std::vector<const SavedRecord*> left = unchanged.records;
   linked_.link({options_.directory, options_.sync, options_.visibility_timeout_s}, *options_.last, options_.link_rule,
                tensors, &left, &deadline_);
-  file_names_.insert(file_names_.end(), linked_.names().begin(), linked_.names().end());
   std::vector<TensorToWrite> of_old, of_new;
   for (size_t t = 0; t < tensors.size(); ++t) {
     if (left[t] != nullptr) {
@@ -333,7 +332,10 @@ base::Result<format::WriteResult> SaveJob::finish() {
   for (const auto& image : images_) {
     result_.files.push_back(image->entry());
     stats_.bytes_written += image->entry().bytes;
-    saved_.files.push_back({image->entry(), 0});
+    saved_.files.push_back({image->entry(), 0, 0});
+  }
+  for (const format::WrittenRecord& written : result_.records) {
+    if (written.record.kind == format::RecordKind::kTensor) ++saved_.files[written.record.file].num_tensors;
   }
   saved_.directory = options_.directory;
   linked_.add_to(&result_, &saved_);

@@ -121,9 +121,11 @@ class SaveJob {
 
   /// Names of all files that were created so far, whatever became of them.
   const std::vector<std::string>& file_names() const { return file_names_; }
+  /// Names of all that were linked. Other saves name the same files so: see `Commit::abort`.
+  const std::vector<std::string>& link_names() const { return linked_.names(); }
   const SaveStats& stats() const { return stats_; }
   /// Bytes written to files so far. Any thread.
-  int64_t bytes_done() const { return writer_->bytes_written() + linked_.num_bytes(); }
+  int64_t bytes_done() const { return writer_->bytes_written() + linked_.bytes_in_use(); }
   /// What was written or linked, for the next save of the run. Only behind `finish`.
   LastSave take_saved() { return std::move(saved_); }
   /// Why files that are unchanged could not be linked; ok if they could.
