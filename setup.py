@@ -52,6 +52,7 @@ OF_CORE = (
     "bridge/standard_values",
 )
 BINDINGS_OF_TORCH = (
+    "bindings/bind_changes",
     "bindings/bind_commit",
     "bindings/bind_load",
     "bindings/bind_save",

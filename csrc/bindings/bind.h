@@ -37,6 +37,8 @@ void bind_verify(pybind11::module_& m);
 
 // `_C`, which knows torch tensors.
 
+/// Changes of tensors: found against copies, and applied.
+void bind_changes(pybind11::module_& m);
 /// Commit, `assemble_manifest`, and DCP's metadata of a checkpoint.
 void bind_commit(pybind11::module_& m);
 /// ReadPlan and LoadJob.

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_C, m) {
   bytecheckpoint::bindings::bind_load(m);
   bytecheckpoint::bindings::bind_sharing(m);
   bytecheckpoint::bindings::bind_staging(m);
+  bytecheckpoint::bindings::bind_changes(m);
   bytecheckpoint::bindings::bind_commit(m);
   bytecheckpoint::bindings::bind_store(m);
   bytecheckpoint::bindings::bind_trace(m);
