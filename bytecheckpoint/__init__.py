@@ -38,6 +38,9 @@ if TYPE_CHECKING:  # each name again as itself: so it is one of the package's ow
     from bytecheckpoint.journal.observers import observe as observe
     from bytecheckpoint.journal.observers import stop_observing as stop_observing
     from bytecheckpoint.load_spec.spec import LoadSpec as LoadSpec
+    from bytecheckpoint.publishing.publisher import Publisher as Publisher
+    from bytecheckpoint.publishing.publisher import PublishReport as PublishReport
+    from bytecheckpoint.publishing.subscriber import Subscriber as Subscriber
     from bytecheckpoint.registration import register as register
     from bytecheckpoint.registration import registered as registered
     from bytecheckpoint.registration import unregister as unregister
@@ -99,6 +102,8 @@ _NAMES = {
     "groups": "new_group",
     "journal.observers": "observe stop_observing",
     "load_spec.spec": "LoadSpec",
+    "publishing.publisher": "PublishReport Publisher",
+    "publishing.subscriber": "Subscriber",
     "registration": "register registered unregister",
     "report": "LoadReport PlanReport Problem RankLoadReport RankSaveReport SaveReport VerifyReport",
     "staging.background": "shutdown",

@@ -27,7 +27,7 @@ LAYERS = (
     ("ranks", ("distributed",)),
     ("plans, shared reading, staging", ("planning", "sharing", "staging")),
     ("the hooks of DCP", ("dcp",)),
-    ("calls of ours", ("groups", "per_rank", "state_dicts", "convert", "training_state")),
+    ("calls of ours", ("groups", "per_rank", "state_dicts", "publishing", "convert", "training_state")),
     ("what reads journals, and exporters", ("observability",)),
     ("frameworks", ("registration", "_olmo_tiers", "olmo", "torchtitan", "integrations")),
     ("the command line", ("cli", "__main__")),

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which versions of a place nobody needs any more, and their removal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from bytecheckpoint.checkpoint.steps import look_at_step
+from bytecheckpoint.config import Config
+from bytecheckpoint.publishing.published import BASE, Versions
+from bytecheckpoint.publishing.registrations import Registration, Registrations
+from bytecheckpoint.storage.paths import Place, below
+from bytecheckpoint.storage.removals import removal_in
+
+__all__ = ["prune", "removable"]
+
+_logger = logging.getLogger("bytecheckpoint")
+
+
+def removable(
+    committed: Iterable[tuple[int, str]], registrations: Iterable[Registration], keep_versions: int
+) -> list[tuple[int, str]]:
+    """Returns which bases and deltas may go, the oldest first. Pure.
+
+    The newest base stays, and all behind it; so do the newest ``keep_versions`` versions, and the deltas that lead on
+    from where a subscriber stands, or from the base that it is loading.
+
+    Args:
+        committed: Version and kind of all that is committed.
+        registrations: The subscribers.
+        keep_versions: At least 1.
+    """
+    there = sorted(committed)
+    bases = [version for version, kind in there if kind == BASE]
+    if not bases:
+        return []
+    newest = sorted({version for version, _ in there})[-keep_versions:]
+    needed = [registration.oldest for registration in registrations]
+    oldest = min((version + 1 for version in needed if version is not None), default=bases[-1])
+    keep_from = min(bases[-1], newest[0])
+    read = {registration.reads for registration in registrations}
+    return [
+        (version, kind)
+        for version, kind in there
+        if version < keep_from and (version not in read if kind == BASE else version < oldest)
+    ]
+
+
+def prune(place: Place, versions: Versions, keep_versions: int, config: Config) -> list[str]:
+    """Removes what nobody needs any more, and what publishers have left that died. Local.
+
+    Only the publisher that has the right to publish may call it. What fails is said in the log.
+
+    Returns:
+        The names of the folders that were removed.
+
+    Raises:
+        CheckpointError: The place cannot be looked at.
+    """
+    names = versions.names()
+    committed = {key for key, name in names.items() if versions.find(name) is not None}
+    going = removable(committed, Registrations(place).alive(), keep_versions)
+    newest = max((version for version, _ in committed), default=-1)
+    going += [key for key in names if key not in committed and key[0] <= newest]
+    if not going:
+        return []
+    removal = removal_in(place, remove_others=True, grace_s=0.0, config=config)
+    removed = []
+    for version, kind in going:
+        name = names[version, kind]
+        folder = look_at_step(version, str(below(place, name)))
+        outcome = None if folder is None else removal.remove(folder)
+        if outcome is not None and outcome.failures:
+            _logger.warning("publish(%s): %s is not removed: %s", place, name, "; ".join(outcome.failures))
+        elif outcome is not None and not outcome.skipped:
+            removed.append(name)
+    return removed
