@@ -63,6 +63,7 @@ OF_FOLDER = {
     "observability": ("unit/test_cli_report.py", "unit/test_report_page.py", "unit/test_exporters.py"),
     "planning": ("unit/test_planning.py", "unit/test_plan_tree.py", "distributed/test_plan_exchange.py"),
     "probes": ("unit/test_probes.py",),
+    "publishing": ("unit/test_publishing.py", "unit/test_published.py", "distributed/test_publishing_ranks.py"),
     "report": ("unit/test_reports.py",),
     "runtime": ("unit/test_fork.py", "unit/test_background.py"),
     "sharing": ("distributed/test_shared_reading.py",),

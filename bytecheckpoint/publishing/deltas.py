@@ -15,7 +15,7 @@ from bytecheckpoint.contents.opening import open_checkpoint
 from bytecheckpoint.distributed.agreement import all_together
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.native import _C, _core
-from bytecheckpoint.publishing.held_boxes import OBJECT, POSITIONS, VALUES, Held, HeldBox, box_of_key
+from bytecheckpoint.publishing.held_boxes import OBJECT, POSITIONS, VALUES, VERSION, Held, HeldBox, box_of_key
 from bytecheckpoint.state_dicts import load_state_dict
 from bytecheckpoint.storage.paths import Place
 
@@ -96,7 +96,7 @@ def read_delta(
         CheckpointError: The load failed, on all ranks; see ``load_state_dict``.
     """
     read = all_together(group, "update", str(place), lambda: _chosen(place, held, config))
-    into: dict[str, Any] = {}
+    into: dict[str, Any] = {VERSION: None}  # so that no rank asks for nothing
     for wanted in read._wanted:
         fqn = wanted.boxes[0].fqn
         key = f"{fqn}@{_text(wanted.offsets)}+{_text(wanted.sizes)}"

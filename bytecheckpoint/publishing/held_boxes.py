@@ -18,9 +18,10 @@ from bytecheckpoint.native import _C
 from bytecheckpoint.tensors.chunks import LocalChunks
 from bytecheckpoint.tensors.dtensor_pieces import with_pieces
 
-__all__ = ["OBJECT", "POSITIONS", "VALUES", "Held", "HeldBox", "box_of_key", "held_in"]
+__all__ = ["OBJECT", "POSITIONS", "VALUES", "VERSION", "Held", "HeldBox", "box_of_key", "held_in"]
 
 POSITIONS, VALUES, OBJECT = "positions:", "values:", "object:"  # what keys of a delta begin with
+VERSION = "version"  # a key that every delta has
 
 _KEY = re.compile(rf"{POSITIONS}(.*)@([\d,]*)\+([\d,]*)", re.DOTALL)
 

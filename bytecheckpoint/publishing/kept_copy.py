@@ -16,6 +16,7 @@ __all__ = ["Delta", "KeptCopy", "why_too_large"]
 
 _SPARE_BYTES = 256 << 20  # of the machine, are left to what else it does
 _SLACK_BYTES = 1 << 20
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class KeptCopy:
         """Copies all of the boxes as they are now."""
         for box in boxes:
             if box.key in self._copies:
-                self._copies[box.key].copy_(box.tensor)
+                _bits(self._copies[box.key]).copy_(_bits(box.tensor))
 
     def find(self, boxes: Sequence[HeldBox], num_threads: int) -> Delta | None:
         """Returns what differs from the copy now; None if that is more than about the boxes themselves.
@@ -82,6 +83,11 @@ class KeptCopy:
     def apply(self, delta: Delta, num_threads: int) -> None:
         """Brings the copy to what was published."""
         _C.apply_patches(delta.patches, num_threads=num_threads)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the same memory as integers: torch cannot copy some dtypes, and may change NaNs where it converts."""
+    return tensor if tensor.element_size() > 8 else tensor.view(_INTEGERS[tensor.element_size()])
 
 
 def _joined(delta: Delta, boxes: Sequence[HeldBox], copies: Sequence[torch.Tensor], found: _C.Changes) -> Delta:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.config import Config
@@ -23,8 +23,8 @@ def removable(
 ) -> list[tuple[int, str]]:
     """Returns which bases and deltas may go, the oldest first. Pure.
 
-    The newest base stays, and all behind it; so do the newest ``keep_versions`` versions, and the deltas that lead on
-    from where a subscriber stands, or from the base that it is loading.
+    The newest base stays, and all of its version and behind it; so do the newest ``keep_versions`` versions, and the
+    deltas that lead on from where a subscriber stands, or from the base that it is loading.
 
     Args:
         committed: Version and kind of all that is committed.
@@ -66,13 +66,23 @@ def prune(place: Place, versions: Versions, keep_versions: int, config: Config) 
     if not going:
         return []
     removal = removal_in(place, remove_others=True, grace_s=0.0, config=config)
+    folders = {key: look_at_step(key[0], str(below(place, names[key]))) for key in going}
+    kept = look_at_step(newest, str(below(place, names[max(committed)])))
+    if kept is not None:
+        _say(place, names[max(committed)], removal.begin(kept))
+        _say(place, names[max(committed)], removal.secure([kept], [each for each in folders.values() if each]))
     removed = []
-    for version, kind in going:
-        name = names[version, kind]
-        folder = look_at_step(version, str(below(place, name)))
-        outcome = None if folder is None else removal.remove(folder)
-        if outcome is not None and outcome.failures:
-            _logger.warning("publish(%s): %s is not removed: %s", place, name, "; ".join(outcome.failures))
-        elif outcome is not None and not outcome.skipped:
-            removed.append(name)
+    for key, folder in folders.items():
+        if folder is None:
+            continue
+        outcome = removal.remove(folder)
+        _say(place, names[key], outcome.failures)
+        if not outcome.failures and not outcome.skipped:
+            removed.append(names[key])
+    _say(place, "what was removed", removal.end(str(below(place, names[key])) for key in going if not folders[key]))
     return removed
+
+
+def _say(place: Place, name: str, failures: Sequence[str]) -> None:
+    if failures:
+        _logger.warning("publish(%s): %s: %s", place, name, "; ".join(failures))

@@ -121,7 +121,7 @@ class Versions:
                 found = self._looked_at(name)
             except CorruptCheckpointError as error:
                 if name not in self._damaged:
-                    _logger.warning("%s: %s is damaged: %s", self._place, name, error)
+                    _logger.warning("%s: %s is damaged: %s", self._place, name, str(error))
                 self._damaged[name] = error
                 return None
             if found is None:

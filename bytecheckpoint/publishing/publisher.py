@@ -26,7 +26,7 @@ from bytecheckpoint.errors import (
     RankLostError,
     StagingFullError,
 )
-from bytecheckpoint.publishing.held_boxes import OBJECT, Held, held_in
+from bytecheckpoint.publishing.held_boxes import OBJECT, VERSION, Held, held_in
 from bytecheckpoint.publishing.kept_copy import Delta, KeptCopy, why_too_large
 from bytecheckpoint.publishing.pruning import prune
 from bytecheckpoint.publishing.published import BASE, DELTA, MOST_VERSION, Standing, Versions, folder_name, noted
@@ -228,11 +228,15 @@ class Publisher:
         find_s = time.perf_counter() - begin
         saves: list[SaveReport] = []
         sizes = self._sizes(group, call, held, delta, why_base)
-        if delta is not None and not why_base and sizes[0] >= sizes[1]:
+        if delta is not None and not why_base and sizes[0] >= max(sizes[1], 1):
             why_base = f"a delta would take {size_text(sizes[0])}, and a base {size_text(sizes[1])}"
         if delta is not None and not why_base:
             assert self._last is not None
-            changes = {**delta.tensors, **{OBJECT + fqn: value for fqn, value in held.objects.items()}, "changes": 1}
+            changes = {
+                **delta.tensors,
+                **{OBJECT + fqn: value for fqn, value in held.objects.items()},
+                VERSION: now.version,
+            }
             saves.append(self._saved(DELTA, changes, now, self._last.version, user_metadata, call))
             self._keep(lambda copy: copy.apply(delta, self._config.staging_threads), now)
             self._since_base += 1
@@ -295,7 +299,8 @@ class Publisher:
         Raises:
             StagingFullError: There is none.
         """
-        if self._base_every == 1 or (self._copy is not None and self._layout == held.layout):
+        is_known = self._base_every == 1 or (self._copy is not None and self._layout == held.layout)
+        if all(_of_ranks(group, call, is_known)):
             return
         self._copy = None
         published = held_first(group, *call, [box.key for box in held.boxes])
@@ -333,7 +338,7 @@ class Publisher:
         except (RankLostError, OutOfStepError):
             raise
         except CheckpointError as error:
-            _logger.warning("%s(%s): version %s has no base: %s", *call, now.version, error)
+            _logger.warning("%s(%s): version %s has no base: %s", *call, now.version, str(error))
         else:
             self._since_base = 0
 
@@ -367,7 +372,7 @@ class Publisher:
         try:
             return prune(self._place, self._versions, self._keep_versions, self._config)
         except CheckpointError as error:
-            _logger.warning("%s(%s): old versions are not removed: %s", _WHAT, self._place, error)
+            _logger.warning("%s(%s): old versions are not removed: %s", _WHAT, self._place, str(error))
             return []
 
 

@@ -88,7 +88,7 @@ class Subscriber:
         self._at: Standing | None = None  # None: the tensors are of no version
         self._save_id = ""
         self._memory: tuple[object, ...] = ()  # what tells the tensors that have it
-        self._damaged: set[str] = set()
+        self._damaged: set[str] = set()  # names of what this update has found damaged
         self._said: tuple[Registration, float] | None = None
 
     @property
@@ -132,6 +132,7 @@ class Subscriber:
         held = all_together(group, *call, lambda: held_in(call, state, is_filled=True))
         if held.memory != self._memory:
             self._at, self._memory = None, held.memory
+        self._damaged.clear()  # storage may have read wrongly once
         began = self._agreed(group, call)
         failure: CheckpointError | None = None
         for _ in range(_MOST_TRIES):
@@ -157,7 +158,7 @@ class Subscriber:
         try:
             Registrations(self._place).remove(self._name)
         except CheckpointError as error:
-            _logger.warning("Subscriber(%s): it expires in %g s: %s", self._place, self._expires_s, error)
+            _logger.warning("Subscriber(%s): it expires in %g s: %s", self._place, self._expires_s, str(error))
 
     def _agreed(self, group: dist.ProcessGroup | None, call: tuple[str, str]) -> Standing | None:
         """Returns where all ranks stand; None if they do not stand at one version. Collective."""
@@ -189,7 +190,9 @@ class Subscriber:
         except CheckpointError as error:
             self._registers = False
             _logger.warning(
-                "Subscriber(%s): it is not registered, so deltas that it needs may be removed: %s", self._place, error
+                "Subscriber(%s): it is not registered, so deltas that it needs may be removed: %s",
+                self._place,
+                str(error),
             )
 
     def _tried(
@@ -214,7 +217,7 @@ class Subscriber:
         except (RankLostError, OutOfStepError):
             raise
         except CorruptCheckpointError as error:
-            _logger.warning("%s(%s): %s is damaged: %s", *call, reading[0].name, error)
+            _logger.warning("%s(%s): %s is damaged: %s", *call, reading[0].name, str(error))
             self._damaged.add(reading[0].name)
             return error
         except CheckpointError as error:
