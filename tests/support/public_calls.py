@@ -231,6 +231,17 @@ def tiers(place: Place) -> None:
     assert [step.tiers["near"] for step in bcp.scan_steps(made)] == ["complete"]
 
 
+def publish(place: Place) -> None:
+    publisher = bcp.Publisher(place.at, base_every=2, **place.ranks)
+    subscriber, got = bcp.Subscriber(place.at, **place.ranks), state(-1.0)
+    for version in (1, 2, 3):
+        report: bcp.PublishReport = publisher.publish(state(), version)
+        assert report.version == version
+        assert subscriber.update(got) == version
+    check_state(got)
+    subscriber.close()
+
+
 def scan_steps(place: Place) -> None:
     assert [step.step for step in bcp.scan_steps(place.run, deep=True) if step.is_complete] == [1, 2, 3]
 
@@ -323,6 +334,7 @@ CALLS = (
     PublicCall(("copy_checkpoint",), copy_checkpoint, is_collective=False),
     PublicCall(("drain",), drain, is_collective=False, may_fail=False),
     PublicCall(("Tiers",), tiers, is_collective=False),
+    PublicCall(("Publisher", "PublishReport", "Subscriber"), publish),
     PublicCall(("digest",), digest, is_collective=False),
     PublicCall(("merge", "scatter"), merge_and_scatter, is_collective=False, may_fail=False),
     PublicCall(("get_rng_state", "set_rng_state"), rng_state, is_collective=False, may_fail=False),
