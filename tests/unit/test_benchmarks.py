@@ -433,3 +433,12 @@ def test_the_demo_of_asynchronous_saves(tmp_path: Path, run: Run) -> None:
     assert out.count("loaded with stock dcp.load") == 3
     assert png.read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [png]
+
+
+@pytest.mark.long
+def test_publish(tmp_path: Path, run: Run) -> None:
+    file = tmp_path / "publish.json"
+    run("publish.py", *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
+    kept = json.loads(file.read_text())
+    assert {"find changes", "publish", "update", "torch.load"} <= kept["seconds"]["500 MB/s"].keys()
+    assert len(kept["adamw"]) == 6
