@@ -45,7 +45,8 @@ def change(state: State, share: float, draw: torch.Generator) -> int:
     """Changes a share of the elements at random; returns how many."""
     num_changed = 0
     for tensor in state.values():
-        places = torch.randint(tensor.numel(), (int(share * tensor.numel()),), generator=draw).unique()
+        drawn = torch.randint(tensor.numel(), (int(share * tensor.numel()),), generator=draw)
+        places: torch.Tensor = torch.unique(drawn)
         tensor.view(torch.int16).view(-1)[places] ^= 1
         num_changed += len(places)
     return num_changed
