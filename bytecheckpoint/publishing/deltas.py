@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,28 +50,30 @@ class ReadDelta:
         Raises:
             CorruptCheckpointError: They do not fit the tensors.
         """
-        _C.check_patches([patch for wanted in self._wanted for patch in _patches(wanted, lambda box: box.tensor.cpu())])
+        _C.check_patches([_patch(wanted, box, _like(box)) for wanted in self._wanted for box in wanted.boxes])
 
     def apply(self, num_threads: int) -> None:
-        """Writes the values into the tensors. Those of a device are changed on the host, and copied back."""
-        on_host: dict[int, tuple[HeldBox, torch.Tensor]] = {}
+        """Writes the values into the tensors. Those of a device are changed on the host, one at a time."""
+        of_box: dict[int, tuple[HeldBox, list[_Wanted]]] = {}
+        for wanted in self._wanted:
+            for box in wanted.boxes:
+                of_box.setdefault(id(box), (box, []))[1].append(wanted)
+        here = [_patch(wanted, box, box.tensor) for box, every in of_box.values() if box.is_on_host for wanted in every]
+        _C.apply_patches(here, num_threads=num_threads)
+        for box, every in of_box.values():
+            if not box.is_on_host:
+                on_host = box.tensor.cpu()
+                _C.apply_patches([_patch(wanted, box, on_host) for wanted in every], num_threads=num_threads)
+                box.tensor.copy_(on_host)
 
-        def memory(box: HeldBox) -> torch.Tensor:
-            if box.tensor.device.type == "cpu":
-                return box.tensor
-            return on_host.setdefault(id(box), (box, box.tensor.cpu()))[1]
 
-        patches = [patch for wanted in self._wanted for patch in _patches(wanted, memory)]
-        _C.apply_patches(patches, num_threads=num_threads)
-        for box, changed in on_host.values():
-            box.tensor.copy_(changed)
+def _like(box: HeldBox) -> torch.Tensor:
+    """Returns a tensor on the host as large as the box; memory that nobody touches is not taken."""
+    return box.tensor if box.is_on_host else torch.empty(box.tensor.shape, dtype=box.tensor.dtype, device="cpu")
 
 
-def _patches(wanted: _Wanted, memory: Callable[[HeldBox], torch.Tensor]) -> list[_C.Patch]:
-    return [
-        (memory(box), box.offsets, wanted.offsets, wanted.sizes, wanted.positions, wanted.values)
-        for box in wanted.boxes
-    ]
+def _patch(wanted: _Wanted, box: HeldBox, memory: torch.Tensor) -> _C.Patch:
+    return memory, box.offsets, wanted.offsets, wanted.sizes, wanted.positions, wanted.values
 
 
 def read_delta(

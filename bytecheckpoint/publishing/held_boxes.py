@@ -55,6 +55,11 @@ class HeldBox:
         return self.tensor.numel() * self.tensor.element_size()
 
     @property
+    def is_on_host(self) -> bool:
+        """Whether its memory can be read and written here."""
+        return self.tensor.device.type == "cpu"
+
+    @property
     def layout(self) -> tuple[str, Numbers, str]:
         """What must not change between a version and a delta that builds on it."""
         return self.key, self.shape, str(self.tensor.dtype)

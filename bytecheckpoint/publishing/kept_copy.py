@@ -68,10 +68,10 @@ class KeptCopy:
         A tensor of a device is copied to the host first, one at a time.
         """
         own = [box for box in boxes if box.key in self._copies]
-        here = [box for box in own if box.tensor.device.type == "cpu"]
+        here = [box for box in own if box.is_on_host]
         left = self.num_bytes + _SLACK_BYTES
         delta = Delta({}, [], 0)
-        for group in ([here] if here else []) + [[box] for box in own if box.tensor.device.type != "cpu"]:
+        for group in ([here] if here else []) + [[box] for box in own if not box.is_on_host]:
             copies = [self._copies[box.key] for box in group]
             now = [box.tensor.cpu() for box in group]
             found = _C.find_changes(now, copies, num_threads=num_threads, most_bytes=left - delta.num_bytes)

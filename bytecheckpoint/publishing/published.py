@@ -18,7 +18,7 @@ from bytecheckpoint.storage.parts import parsed_user_metadata
 from bytecheckpoint.storage.paths import Place, below
 from bytecheckpoint.storage.small_files import storage_errors
 
-__all__ = ["BASE", "DELTA", "MOST_VERSION", "Published", "Standing", "Versions", "folder_name", "noted", "of_noted"]
+__all__ = ["BASE", "DELTA", "MOST_VERSION", "Published", "Standing", "Versions", "folder_name", "noted"]
 
 BASE, DELTA = "base", "delta"
 _DIGITS = 12  # so that names are sorted by version
@@ -48,6 +48,7 @@ class Published:
         builds_on: The version of the same publisher to which a delta is applied; None for a base.
         save_id: Id of its save, 32 hex digits.
         num_bytes: Bytes of its data files.
+        user_metadata: What was passed to ``publish``.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Published:
     builds_on: int | None
     save_id: str
     num_bytes: int
+    user_metadata: Any = None
 
     @property
     def standing(self) -> Standing:
@@ -72,11 +74,6 @@ def noted(standing: Standing, builds_on: int | None, user_metadata: Any) -> dict
     """Returns the user metadata of the checkpoint that is saved for a version."""
     about = {"version": standing.version, "publisher": standing.publisher, "builds_on": builds_on}
     return {_KEY: about, "user_metadata": user_metadata}
-
-
-def of_noted(found: Any) -> Any:
-    """Returns what was passed as user metadata of a version; None if nothing was, or it is no published checkpoint."""
-    return found.get("user_metadata") if isinstance(found, dict) and _KEY in found else None
 
 
 class Versions:
@@ -137,6 +134,12 @@ class Versions:
     def newest(self) -> Published | None:
         """Returns the newest version that is committed; None if there is none. Of base and delta it is either."""
         return next((found for name in reversed(self.names().values()) if (found := self.find(name))), None)
+
+    def other_publisher(self, than: str) -> Published | None:
+        """Returns what another publisher has published as the newest version; None if nobody has."""
+        newest = self.newest()
+        found = [] if newest is None else [self._find(newest.version, kind, self.names()) for kind in (BASE, DELTA)]
+        return next((each for each in found if each is not None and each.publisher != than), None)
 
     def is_gone(self, step: Published) -> bool:
         """Whether a base or a delta was removed since it was looked at."""
@@ -216,4 +219,5 @@ class Versions:
         if is_delta != (match[1] == DELTA):
             return None
         num_bytes = sum(size for _, size, *_ in stored.files())
-        return Published(name, int(match[2]), str(about.get("publisher")), builds_on, stored.save_id, num_bytes)
+        publisher, of_user = str(about.get("publisher")), found.get("user_metadata")
+        return Published(name, int(match[2]), publisher, builds_on, stored.save_id, num_bytes, of_user)

@@ -192,9 +192,10 @@ class Publisher:
         """
         right.take(self._id)
         newest = self._versions.newest()
-        if self._last is not None and newest is not None and newest.publisher != self._last.publisher:
+        other = None if self._last is None else self._versions.other_publisher(self._last.publisher)
+        if self._last is not None and other is not None:
             raise CheckpointBusyError(
-                f"{call[0]}({call[1]}): version {newest.version} is of another publisher, {newest.publisher}: it has "
+                f"{call[0]}({call[1]}): version {other.version} is of another publisher, {other.publisher}: it has "
                 f"published since this one, {self._last.publisher}, published version {self._last.version}. Only one "
                 "job may publish in a place: end the other one, and make a new Publisher",
                 call[1],

@@ -42,8 +42,8 @@ def place_of(place: str | os.PathLike[str]) -> Place:
 class Right:
     """The right to publish in a place, which one publisher has at a time. Local.
 
-    It is the right to commit in a folder of its own, so it holds wherever checkpoints can be saved, and ends with the
-    process.
+    It is the right to commit in a folder of its own: on a file system a lock, which ends with the process. A store has
+    no locks; there a second publisher is noticed by what it has published.
 
     Args:
         place: Where is published.

@@ -86,7 +86,7 @@ class Subscriber:
         self._config = config or Config.from_env()
         self._versions = Versions(self._place, self._config)
         self._at: Standing | None = None  # None: the tensors are of no version
-        self._save_id = ""
+        self._taken: Published | None = None  # what it was that brought them there
         self._memory: tuple[object, ...] = ()  # what tells the tensors that have it
         self._damaged: set[str] = set()  # names of what this update has found damaged
         self._said: tuple[Registration, float] | None = None
@@ -102,7 +102,12 @@ class Subscriber:
 
         Of a version that is there as delta and as base, it is that of the one that was taken last.
         """
-        return "" if self._at is None else self._save_id
+        return "" if self._at is None or self._taken is None else self._taken.save_id
+
+    @property
+    def user_metadata(self) -> Any:
+        """What was passed to ``publish`` for this version; None if nothing was, or without a version."""
+        return None if self._at is None or self._taken is None else self._taken.user_metadata
 
     def update(self, state: dict[str, Any]) -> int | None:
         """Brings a state to the newest version, in place. Collective; all ranks come to the same version.
@@ -249,7 +254,7 @@ class Subscriber:
                     spec=LoadSpec(strict="model"),
                     config=self._config,
                 )
-                self._at, self._save_id = step.standing, step.save_id
+                self._at, self._taken = step.standing, step
             else:
                 read.append(read_delta(path, held, group, self._process_group, self._no_dist, self._config))
         if not read:
@@ -259,4 +264,4 @@ class Subscriber:
             delta.apply(self._config.staging_threads)
             for fqn, value in delta.objects.items():
                 held.put(state, fqn, value)
-        self._at, self._save_id = steps[-1].standing, steps[-1].save_id
+        self._at, self._taken = steps[-1].standing, steps[-1]

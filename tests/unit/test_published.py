@@ -14,7 +14,7 @@ from bytecheckpoint import Config, save_state_dict, scan_steps
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.publishing.held_boxes import box_of_key
 from bytecheckpoint.publishing.pruning import removable
-from bytecheckpoint.publishing.published import BASE, DELTA, Published, Standing, Versions, folder_name, noted, of_noted
+from bytecheckpoint.publishing.published import BASE, DELTA, Published, Standing, Versions, folder_name, noted
 from bytecheckpoint.publishing.registrations import Registration, Registrations, check_subscriber
 
 P, Q = "p" * 32, "q" * 32
@@ -176,6 +176,5 @@ def test_other_checkpoints_are_no_versions(tmp_path: Path) -> None:
     newest = Versions(tmp_path, Config()).newest()
     assert newest is not None
     assert (newest.standing, newest.builds_on) == (Standing(2, P), None)
-    assert of_noted(noted(Standing(2, P), None, {"mine": 1})) == {"mine": 1}
-    assert of_noted({"mine": 1}) is None
+    assert newest.user_metadata == {"mine": 1}
     assert [folder.name for folder in scan_steps(tmp_path)] == ["step-9"], "versions are no steps of a run"

@@ -26,6 +26,7 @@ from bytecheckpoint.errors import (
     UnsupportedError,
 )
 from bytecheckpoint.publishing import kept_copy
+from bytecheckpoint.publishing.held_boxes import HeldBox
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.paths import as_place
 
@@ -102,11 +103,12 @@ def test_each_version_arrives_bit_for_bit(place: str) -> None:
     assert (each.version, each.save_id) == (None, "")
     for version in range(1, 15):
         change(state, version)
-        report = publisher.publish(state, version)
+        report = publisher.publish(state, version, user_metadata={"loss": version})
         assert publisher.version == version
         assert report.kind == ("base" if version == 1 else "delta and base" if version % 4 == 1 else "delta")
         assert each.update(of_each) == version == each.version
         assert each.save_id == report.save_id
+        assert each.user_metadata == {"loss": version}
         assert is_same(of_each, state)
         if version in (3, 4, 9, 14):
             assert some.update(of_some) == version
@@ -246,6 +248,47 @@ def test_another_publisher_is_noticed(place: str) -> None:
         first.publish({"w": torch.ones(3)}, 3)
     assert second.publish({"w": torch.ones(3)}, 3).kind == "delta"
     assert kinds(place) == ["b1", "b2", "d3"]
+
+
+def test_in_a_store_one_that_was_overtaken_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = f"memory://publishing{tmp_path}"
+    first, second = Publisher(place, **ALONE), Publisher(place, **ALONE)
+    begin = first._begin
+
+    def overtaken(*arguments: Any) -> tuple[str, str]:
+        begun = begin(*arguments)
+        second.publish({"a": 2}, 1)
+        return begun
+
+    with monkeypatch.context() as patched:
+        patched.setattr(first, "_begin", overtaken)
+        with pytest.raises(CheckpointBusyError, match="has published version 1 meanwhile"):
+            first.publish({"a": 1}, 1)
+    assert kinds(place) == ["b1"]
+    # One publishes a base, and the other a delta: each is refused from its next version on.
+    found, saved = first._found, second.publish
+    monkeypatch.setattr(first, "_found", lambda *arguments: (saved({"a": 2}, 2), found(*arguments))[1])
+    first.publish({"a": 1}, 2)
+    assert kinds(place) == ["b1", "b2", "d2"]
+    for publisher in (first, second):
+        with pytest.raises(CheckpointBusyError, match="is of another publisher"):
+            publisher.publish({"a": 3}, 3)
+    got = {"a": 0}
+    assert Publisher(place, **ALONE).publish({"a": 3}, 3).kind == "base"
+    assert Subscriber(place, **ALONE).update(got) == 3
+    assert got == {"a": 3}
+
+
+def test_tensors_of_a_device_take_the_way_by_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no device here: what is on the host is treated as if it were on one."""
+    monkeypatch.setattr(HeldBox, "is_on_host", property(lambda _: False))
+    publisher, subscriber = Publisher(tmp_path, **ALONE), Subscriber(tmp_path, **ALONE)
+    state, got = state_of(), blank()
+    for version in (1, 2, 3):
+        change(state, version)
+        publisher.publish(state, version)
+        assert subscriber.update(got) == version
+        assert is_same(got, state)
 
 
 def test_two_cannot_publish_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
