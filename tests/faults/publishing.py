@@ -32,10 +32,10 @@ def is_at(state: dict[str, Any], version: int) -> bool:
     return torch.equal(state["weights"], wanted["weights"]) and state["version"] == version
 
 
-def publish_on(place: str, said: str, first: int, num: int) -> None:
+def publish_on(place: str, said: str, first: int, num: int, keep_versions: int = 2) -> None:
     """Publishes ``num`` versions from ``first`` on, and writes each that is published into a file."""
     warnings.simplefilter("ignore")
-    publisher = Publisher(place, base_every=2, keep_versions=2, no_dist=True)
+    publisher = Publisher(place, base_every=2, keep_versions=keep_versions, no_dist=True)
     for version in range(first, first + num):
         publisher.publish(state_of(version), version)
         Path(said).write_text(str(version))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.campaign import Campaign
+from support.campaign import IS_LONG, Campaign
 from support.fork_server import ForkServer
 
 from bytecheckpoint import Config, Publisher, Subscriber, verify
@@ -74,3 +74,20 @@ def test_a_publisher_that_stops_is_not_joined_by_another(failpoint_server: ForkS
     failpoint_server.wait(pid).unwrap()
     got: dict[str, Any] = {"weights": torch.zeros_like(state_of(0)["weights"])}
     assert Subscriber(place, no_dist=True).update(got) == 1
+
+
+def test_a_subscriber_reads_while_versions_come_and_go(server: ForkServer, tmp_path: Path, campaign: Campaign) -> None:
+    """Nothing is kept for it: it is not registered, and only the newest version is protected."""
+    place, said = tmp_path / "published", tmp_path / "said"
+    taker, state = Subscriber(place, registers=False, no_dist=True), blank()
+    last = 1000 if IS_LONG else 60
+    pid = server.start(publish_on, str(place), str(said), 1, last, 1)
+    while taker.version != last:
+        if campaign.covered["updates"] % 3 == 0:
+            taker, state = Subscriber(place, registers=False, no_dist=True), blank()  # by a base
+        version = taker.update(state)
+        if version is not None:
+            assert taker.version == version
+            assert is_at(state, version)
+            campaign.covered["updates"] += 1
+    server.wait(pid).unwrap()
