@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
+from bytecheckpoint.cli.published import lines_of, names_in, published_in
 from bytecheckpoint.cli.text import box_text, columns, counted, one_line, print_json, short_name
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents.contents import Chunk, Contents, Item, open_contents, place_text
@@ -37,15 +39,24 @@ def command(
     """Lists tensors and objects: name, dtype, shape, bytes, number of shards.
 
     PATH is a checkpoint of bytecheckpoint or of stock DCP, or a step folder of bytecheckpoint.save, all parts of which
-    are listed. Only the metadata are read. A PATTERN means what it means in a LoadSpec and in bcp convert --include:
-    'model' takes all below model, 'layers.{i}.w' has one part of a name in braces, '*.bias' any text, and 're:...' is a
-    regular expression for whole names. Ends with 1 if a PATTERN matches nothing.
+    are listed; or a place of a Publisher, whose bases and deltas are listed. Only the metadata are read. A PATTERN
+    means what it means in a LoadSpec and in bcp convert --include: 'model' takes all below model, 'layers.{i}.w' has
+    one part of a name in braces, '*.bias' any text, and 're:...' is a regular expression for whole names. Ends with 1
+    if a PATTERN matches nothing.
 
     \b
     Example:
       bcp ls ckpt optim --sort size
       bcp ls ckpt 'model.layers.{i}.*.bias'
     """
+    published = names_in(path) if not patterns else []
+    if published:
+        every = published_in(path, published)
+        if as_json:
+            print_json({"path": path, "published": [dataclasses.asdict(each) for each in every]})
+        else:
+            click.echo("\n".join(lines_of(every)))
+        return
     contents = open_contents(path, config=Config.from_env(), with_chunks=shards, kind=_core.Checkpoint)
     everything = list(contents.items)
     items = [item for item in everything if not patterns or any(matches(pattern, item.name) for pattern in patterns)]

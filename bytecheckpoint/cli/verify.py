@@ -14,6 +14,7 @@ import click
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
+from bytecheckpoint.cli.published import names_in
 from bytecheckpoint.cli.text import counted, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents.contents import components_in
@@ -54,10 +55,11 @@ def command(ctx: click.Context, path: str, threads: int, as_json: bool, progress
     """Reads every byte of a checkpoint and compares it with its checksum.
 
     PATH is a checkpoint, or a step folder of bytecheckpoint.save: then all parts are verified, and that they are of one
-    save. It also verifies that both parts of the metadata say the same, that stock readers find what ours do, that
-    every element of every tensor is stored, and that there is no data file that nothing refers to. For a checkpoint of
-    stock DCP, the CRCs in its records are compared. It opens nothing for writing. Ends with 1 if there are findings,
-    and with 2 if files could not be read and nothing else was found.
+    save; or a place of a Publisher: then all bases and deltas are. It also verifies that both parts of the metadata say
+    the same, that stock readers find what ours do, that every element of every tensor is stored, and that there is no
+    data file that nothing refers to. For a checkpoint of stock DCP, the CRCs in its records are compared. It opens
+    nothing for writing. Ends with 1 if there are findings, and with 2 if files could not be read and nothing else was
+    found.
 
     \b
     Example:
@@ -66,8 +68,9 @@ def command(ctx: click.Context, path: str, threads: int, as_json: bool, progress
     components = components_in(path)
     if components:
         refuse_reference(path, "verify")
+    parts = components or names_in(path)
     reports: dict[str, VerifyReport] = {}
-    for name in components or [""]:
+    for name in parts or [""]:
         with bar(f"verifying {name}".strip(), progress) as tell:
             reports[name] = verify(below(path, name) if name else path, config=settings(threads), progress=tell)
     folder = look_at_step(0, path) if components else None
@@ -78,7 +81,7 @@ def command(ctx: click.Context, path: str, threads: int, as_json: bool, progress
     if as_json:
         of_each = {name: _as_json(report) for name, report in reports.items()}
         whole = {"path": path, "findings": findings, "is_whole": not problems and not mismatch, "mismatch": mismatch}
-        print_json({**whole, "parts": of_each} if components else of_each[""])
+        print_json({**whole, "parts": of_each} if parts else of_each[""])
     else:
         for report in reports.values():
             for line in _lines(report):
