@@ -50,3 +50,10 @@ def test_verify(place: Path) -> None:
 def test_a_folder_of_other_things_is_none(tmp_path: Path) -> None:
     assert run("ls", str(tmp_path)).exit_code == 2
     assert run("verify", str(tmp_path / "absent")).exit_code == 2
+
+
+def test_a_place_in_a_store(tmp_path: Path) -> None:
+    place = f"memory://published{tmp_path}"
+    Publisher(place, no_dist=True).publish({"a": 1}, 7)
+    assert run("ls", place).stdout.splitlines()[1].startswith("base-000000000007")
+    assert run("verify", place).stdout.count(": whole; ") == 1
