@@ -47,18 +47,27 @@ def removable(
     ]
 
 
-def prune(place: Place, versions: Versions, keep_versions: int, config: Config) -> list[str]:
+def prune(place: Place, versions: Versions, keep_versions: int, config: Config, gone: set[str]) -> list[str]:
     """Removes what nobody needs any more, and what publishers have left that died. Local.
 
     Only the publisher that has the right to publish may call it. What fails is said in the log.
 
+    Args:
+        place: Where the versions are.
+        versions: The versions there.
+        keep_versions: See ``removable``.
+        config: Settings of the saves.
+        gone: Names that were removed before. In a store, marks of them stay for a while; they are not looked at again.
+
     Returns:
-        The names of the folders that were removed.
+        The names of the folders that were removed; they are added to ``gone``.
 
     Raises:
         CheckpointError: The place cannot be looked at.
     """
-    names = versions.names()
+    listed = versions.names()
+    gone &= {*listed.values()}
+    names = {key: name for key, name in listed.items() if name not in gone}
     committed = {key for key, name in names.items() if versions.find(name) is not None}
     going = removable(committed, Registrations(place).alive(), keep_versions)
     newest = max((version for version, _ in committed), default=-1)
@@ -73,13 +82,14 @@ def prune(place: Place, versions: Versions, keep_versions: int, config: Config) 
         _say(place, names[max(committed)], removal.secure([kept], [each for each in folders.values() if each]))
     removed = []
     for key, folder in folders.items():
-        if folder is None:
-            continue
-        outcome = removal.remove(folder)
-        _say(place, names[key], outcome.failures)
-        if not outcome.failures and not outcome.skipped:
-            removed.append(names[key])
-    _say(place, "what was removed", removal.end(str(below(place, names[key])) for key in going if not folders[key]))
+        outcome = None if folder is None else removal.remove(folder)
+        if outcome is not None:
+            _say(place, names[key], outcome.failures)
+        if outcome is None or not (outcome.failures or outcome.skipped):
+            gone.add(names[key])
+            removed += [] if outcome is None else [names[key]]
+    if any(kind == BASE for _, kind in going):  # now and then, for each of them is asked for
+        _say(place, "what was removed", removal.end(str(below(place, name)) for name in sorted(gone)))
     return removed
 
 

@@ -133,6 +133,7 @@ class Publisher:
         self._id = uuid.uuid4().hex  # that of the lowest rank counts
         self._last: Standing | None = None
         self._since_base = 0
+        self._gone: set[str] = set()  # names that were removed
         self._layout: tuple[object, ...] = ()
         self._copy: KeptCopy | None = None
 
@@ -371,7 +372,7 @@ class Publisher:
     def _prune(self) -> list[str]:
         """Removes old versions. On the lowest rank; what fails is said in the log, for the version is published."""
         try:
-            return prune(self._place, self._versions, self._keep_versions, self._config)
+            return prune(self._place, self._versions, self._keep_versions, self._config, self._gone)
         except CheckpointError as error:
             _logger.warning("%s(%s): old versions are not removed: %s", _WHAT, self._place, str(error))
             return []
