@@ -412,21 +412,19 @@ Status Commit::abort_slowly(const std::vector<std::string>& file_names, const st
     return Status::ok();
   }
   Status outcome;
-  for (const std::string& name : links) {
-    if (!format::is_data_file_name(name) || !tmp_.has_name()) continue;
-    Status removed = io::remove_file(path(name));
-    if (outcome.is_ok()) outcome = std::move(removed);
+  const auto note = [&](Status each) {
+    if (outcome.is_ok()) outcome = std::move(each);
+  };
+  const auto remove = [&](const std::string& name) {
+    if (format::is_data_file_name(name)) note(io::remove_file(path(name)));
     deadline_->answered();
-  }
-  // The right goes before the other files: a crash in between leaves files that any sweep may delete.
-  Status given_up = tmp_.remove();
-  if (outcome.is_ok()) outcome = std::move(given_up);
+  };
+  for (auto name = links.begin(); name != links.end() && tmp_.has_name(); ++name) remove(*name);
+  // The right goes before all else: a crash in between leaves files that any sweep may delete.
+  note(tmp_.remove());
   BCP_FAILPOINT(kAbortTmpRemoved);
   for (const std::string& name : file_names) {
-    if (!format::is_data_file_name(name)) continue;
-    Status removed = io::remove_file(path(name));
-    if (outcome.is_ok()) outcome = std::move(removed);
-    deadline_->answered();
+    remove(name);
     BCP_FAILPOINT(kAbortFileRemoved);
   }
   io::remove_empty_directories(made_);
@@ -445,10 +443,6 @@ Status Commit::abandon_slowly() {
   Status outcome = tmp_.remove();
   io::remove_empty_directories(made_);
   return outcome;
-}
-
-bool Commit::is_over() const {
-  return in_forked_child() || over_ || stage_ == Stage::kGivenUp;
 }
 
 }  // namespace bytecheckpoint::engine

@@ -171,7 +171,7 @@ class Commit {
 
   /// Whether this object can no longer commit: it has committed or tried to, was aborted or abandoned, or ran out of
   /// time.
-  bool is_over() const;
+  bool is_over() const { return in_forked_child() || over_ || stage_ == Stage::kGivenUp; }
 
   /// Identifies the directory: two paths that lead to one directory have the same id.
   const io::FileId& directory_id() const { return directory_id_; }
