@@ -46,6 +46,7 @@ class Rank:
         numel = int(args.gigabytes * 1e9 / 4 / args.tensors / self._num)
         self._base = {f"base.{rank}.{n}": torch.randn(numel) for n in range(args.tensors)}
         self._adapters = {f"lora.{rank}.{n}": torch.zeros(max(1, numel // 250)) for n in range(args.tensors)}
+        self._trained = {f"w.{rank}.{n}": torch.randn(numel) for n in range(args.tensors)}
         self._step = 0
         self.seconds: dict[str, list[float]] = {}
         self.written: list[float] = []
@@ -82,9 +83,9 @@ class Rank:
         self.stage(STAGED, all_of_it, LINK)
         self.stage(STAGED_PLAIN, all_of_it, Config())
         for what, config in ((TRAINS, Config()), (TRAINS_LOOKED, LINK)):
-            for tensor in self._base.values():
+            for tensor in self._trained.values():
                 tensor += 1
-            self.save(what, f"trains-{config.link_unchanged}", self._base, config)
+            self.save(what, f"trains-{config.link_unchanged}", self._trained, config)
         if not is_counted:
             self.seconds.clear()
             self.written.clear()

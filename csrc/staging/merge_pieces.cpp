@@ -109,17 +109,23 @@ uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const St
   return crc;
 }
 
-/// The same with a hash. Both are of the copy: of memory that somebody changes meanwhile, they must fit one another. So
-/// the copy goes through the cache, and is read there.
-Sums merge_and_hash_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch, uint8_t* merged) {
+/// The same with a hash. Somebody may change the memory meanwhile, and CRC, hash and copy must fit one another: so all
+/// three are made of a few bytes that were put aside.
+Sums merge_and_hash_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch,
+                            const uint8_t* next, uint8_t* merged, base::ContentHasher* hasher) {
+  alignas(64) uint8_t aside[kCachedBytes];
   Sums sums;
-  uint8_t* const to = merged + piece.offset;
   for (int64_t begin = stretch.begin; begin < stretch.end; begin += kCachedBytes) {
     const int64_t end = std::min(begin + kCachedBytes, stretch.end);
-    gather_window(runs, piece.view.data, begin, end, to + begin);
-    sums.crc = base::crc32(sums.crc, to + begin, static_cast<size_t>(end - begin));
+    const auto size = static_cast<size_t>(end - begin);
+    gather_window(runs, piece.view.data, begin, end, aside);
+    sums.crc = base::crc32(sums.crc, aside, size);
+    hasher->add(aside, size);
+    const bool is_last = end == stretch.end || !is_contiguous(runs);
+    stream_copy(merged + piece.offset + begin, aside, end - begin, is_last ? next : piece.view.data + end,
+                is_last ? kCachedBytes : stretch.end - end);
   }
-  sums.hash = base::hash_stretch(to + stretch.begin, static_cast<size_t>(stretch.end - stretch.begin));
+  sums.hash = hasher->end();
   return sums;
 }
 
@@ -150,14 +156,15 @@ bool lay_out(std::vector<tensor::StridedView> views, PieceAlignment alignment, s
 void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_threads, PieceChecksums* checksums) {
   const Work work(pieces, checksums);
   for_each_stretch(pieces, work, num_threads, [&](size_t s, const Stretch& stretch, const tensor::BoxRuns& runs) {
+    const Stretch& following = work.stretches[std::min(s + 1, work.stretches.size() - 1)];
+    const uint8_t* const next = pieces[following.piece].view.data + following.begin;
     if (checksums != nullptr && checksums->has_hashes) {
-      const Sums sums = merge_and_hash_stretch(pieces[stretch.piece], runs, stretch, merged);
+      base::ContentHasher hasher;
+      const Sums sums = merge_and_hash_stretch(pieces[stretch.piece], runs, stretch, next, merged, &hasher);
       checksums->crcs[s] = sums.crc;
       checksums->hashes[s] = sums.hash;
       return;
     }
-    const Stretch& following = work.stretches[std::min(s + 1, work.stretches.size() - 1)];
-    const uint8_t* const next = pieces[following.piece].view.data + following.begin;
     const uint32_t crc = merge_stretch(pieces[stretch.piece], runs, stretch, next, merged, checksums != nullptr);
     if (checksums != nullptr) checksums->crcs[s] = crc;
   });
