@@ -168,13 +168,14 @@ base::Status SaveJob::append_record(const std::string& fqn, const tensor::Box& b
 }
 
 base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view) {
-  // A view of a part of a staged tensor, or one in another order, is checked here, before it is copied. A whole staged
-  // tensor has a CRC to compare below.
-  const staging::KnownBytes known = staging::find_staged(view);
-  BCP_RETURN_IF_ERROR(known.status);
-  base::ContentHasher* const hasher = hasher_.has_value() && !known.hash.has_value() ? &*hasher_ : nullptr;
+  std::optional<base::ContentHash> hash;
   BCP_RETURN_IF_ERROR(append_record(fqn, box, view.dtype, [&](FileImage* image, int64_t bytes, uint32_t* crc) {
-    image->hash_with(hasher);
+    // A view of a part of a staged tensor, or one in another order, is checked here, before it is copied. A whole
+    // staged tensor has a CRC to compare below.
+    const staging::KnownBytes known = staging::find_staged(view);
+    BCP_RETURN_IF_ERROR(known.status);
+    hash = known.hash;
+    image->hash_with(hasher_.has_value() && !hash.has_value() ? &*hasher_ : nullptr);
     base::Status appended = known.crc.has_value() && bytes >= format::kLargeDataBytes
                                 ? image->append_borrowed(view.data, bytes, crc)
                                 : image->append_elements(view, bytes, crc);
@@ -183,7 +184,7 @@ base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& b
     return known.crc.has_value() && *known.crc != *crc ? staging::changed_since_staged(*known.crc, *crc)
                                                        : base::Status::ok();
   }));
-  if (hasher_.has_value()) note_hash(hasher != nullptr ? hasher->end() : *known.hash, view);
+  if (hasher_.has_value()) note_hash(hash.has_value() ? *hash : hasher_->end(), view);
   return base::Status::ok();
 }
 
