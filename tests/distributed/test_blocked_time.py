@@ -134,7 +134,10 @@ def test_each_way_to_save(tmp_path: Path, way: Any, is_async: bool) -> None:
         if not is_async:
             assert report.blocked_s == report.total_s
         names = {field.name for field in dataclasses.fields(report)} - {"trace"}
-        assert names | {"host", "phases", "total_bytes", "total_requests", "gb_per_s", "balance"} == plain_report.keys()
+        assert (
+            names | {"host", "phases", "total_bytes", "total_linked_bytes", "total_requests", "gb_per_s", "balance"}
+            == plain_report.keys()
+        )
         assert json.loads(report.to_json()) == json.loads(json.dumps(plain_report))
         assert plain_report["phases"]["write"] > 0
         assert (plain_report["blocked_s"], plain_report["rank"]) == (report.blocked_s, rank)

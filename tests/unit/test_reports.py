@@ -111,7 +111,7 @@ def test_json_has_every_field_and_property() -> None:
         value = getattr(saved, field.name)
         wanted = [*map(without_trace, value)] if field.name == "ranks" else value
         assert kept.pop(field.name) == plain(dataclasses.asdict(wanted) if field.name == "plan" else wanted)
-    assert kept == {"total_bytes": 4, "total_requests": 0, "gb_per_s": 2e-9, "balance": 1.5}
+    assert kept == {"total_bytes": 4, "total_linked_bytes": 0, "total_requests": 0, "gb_per_s": 2e-9, "balance": 1.5}
     of_ranks = tuple(RankLoadReport(rank=rank, bytes_wanted=2 + rank, bytes_read=3, read_s=0.5) for rank in range(2))
     loaded = LoadReport(path="/\udcff", save_id="x", bytes_wanted=2, bytes_read=3, total_s=2.0, ranks=of_ranks)
     assert json.loads(loaded.to_json()) == {
