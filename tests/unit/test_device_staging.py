@@ -52,10 +52,10 @@ class TreeOfDevice:
         self.tree = self._tree.tree
         self.slow_because = self.device.slow_because
 
-    def fill(self, lease: Any, num_threads: int, streams: dict[int, int]) -> None:
+    def fill(self, lease: Any, num_threads: int, streams: dict[int, int], has_hashes: bool) -> None:
         assert streams == {3: 77}
         self.device.calls.append("fill")
-        self._tree.fill(lease, num_threads, {})
+        self._tree.fill(lease, num_threads, {}, has_hashes)
 
     def wait(self) -> None:
         assert self.device.goes_on.wait(LIMIT_S)
