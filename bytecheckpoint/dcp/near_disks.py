@@ -24,9 +24,7 @@ from bytecheckpoint.checkpoint.tier_drains import note_tier_commit
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.lent_files import lend, lend_committed
 from bytecheckpoint.dcp.writer import BcpWriter
-from bytecheckpoint.distributed.agreement import all_together, of_each
-from bytecheckpoint.distributed.collectives import broadcast
-from bytecheckpoint.distributed.groups import between_ranks, calling
+from bytecheckpoint.distributed.agreement import all_together, of_each, of_first
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError, StorageError, UnsupportedError
 from bytecheckpoint.native import _C, _core
 from bytecheckpoint.runtime.boot_id import boot_id
@@ -196,9 +194,7 @@ class NearDisks:
         return all_together(self._group, *self._call, step)
 
     def _said_by_the_first(self, value: T) -> T:
-        with calling(self._group, *self._call):
-            said: T = between_ranks(lambda: broadcast(self._group, value, 0))
-        return said
+        return of_first(self._group, *self._call, value)
 
 
 def save_near(writer: BcpWriter, save: Callable[[BcpWriter], T], tiers: Tiers, group: dist.ProcessGroup | None) -> T:

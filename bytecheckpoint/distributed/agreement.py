@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from bytecheckpoint.distributed.call_order import CallOrder, check_in_step, check_same_kind, in_turn
-from bytecheckpoint.distributed.collectives import all_gather, all_reduce_max
+from bytecheckpoint.distributed.collectives import all_gather, all_reduce_max, broadcast
 from bytecheckpoint.distributed.groups import between_ranks, calling
 from bytecheckpoint.distributed.parcel import Parcel
 from bytecheckpoint.errors import CheckpointError, ConfigError
 
-__all__ = ["agree", "all_together", "gathered", "held_by_none", "held_first", "joined", "of_each"]
+__all__ = ["agree", "all_together", "gathered", "held_by_none", "held_first", "joined", "of_each", "of_first"]
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -141,6 +141,13 @@ def of_each(group: dist.ProcessGroup, what: str, path: str, value: object) -> li
     if _is_same(group, what, path, repr(value)):
         return [value] * group.size()
     return gathered(group, what, path, value)
+
+
+def of_first(group: dist.ProcessGroup, what: str, path: str, value: T) -> T:
+    """Returns ``value`` of the lowest rank. Collective."""
+    with calling(group, what, path):
+        said: T = between_ranks(lambda: broadcast(group, value, 0))
+    return said
 
 
 def _is_same(group: dist.ProcessGroup, what: str, path: str, text: str, is_odd: bool = False) -> bool:

@@ -15,7 +15,16 @@ from bytecheckpoint.contents.opening import open_checkpoint
 from bytecheckpoint.distributed.agreement import all_together
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.native import _C, _core
-from bytecheckpoint.publishing.held_boxes import OBJECT, POSITIONS, VALUES, VERSION, Held, HeldBox, box_of_key
+from bytecheckpoint.publishing.held_boxes import (
+    OBJECT,
+    POSITIONS,
+    VALUES,
+    VERSION,
+    Held,
+    HeldBox,
+    box_of_key,
+    key_of_box,
+)
 from bytecheckpoint.state_dicts import load_state_dict
 from bytecheckpoint.storage.paths import Place
 
@@ -100,8 +109,7 @@ def read_delta(
     read = all_together(group, "update", str(place), lambda: _chosen(place, held, config))
     into: dict[str, Any] = {VERSION: None}  # so that no rank asks for nothing
     for wanted in read._wanted:
-        fqn = wanted.boxes[0].fqn
-        key = f"{fqn}@{_text(wanted.offsets)}+{_text(wanted.sizes)}"
+        key = key_of_box(wanted.boxes[0].fqn, wanted.offsets, wanted.sizes)
         into[POSITIONS + key], into[VALUES + key] = wanted.positions, wanted.values
     into |= {OBJECT + fqn: None for fqn in read.objects}
     load_state_dict(
@@ -141,7 +149,3 @@ def _chosen(place: Place, held: Held, config: Config) -> ReadDelta:
 
 def _fits(box: HeldBox, offsets: Sequence[int]) -> bool:
     return len(box.offsets) == len(offsets)
-
-
-def _text(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))

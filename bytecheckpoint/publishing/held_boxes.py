@@ -18,7 +18,7 @@ from bytecheckpoint.native import _C
 from bytecheckpoint.tensors.chunks import LocalChunks
 from bytecheckpoint.tensors.dtensor_pieces import with_pieces
 
-__all__ = ["OBJECT", "POSITIONS", "VALUES", "VERSION", "Held", "HeldBox", "box_of_key", "held_in"]
+__all__ = ["OBJECT", "POSITIONS", "VALUES", "VERSION", "Held", "HeldBox", "box_of_key", "held_in", "key_of_box"]
 
 POSITIONS, VALUES, OBJECT = "positions:", "values:", "object:"  # what keys of a delta begin with
 VERSION = "version"  # a key that every delta has
@@ -47,7 +47,7 @@ class HeldBox:
     @property
     def key(self) -> str:
         """Names the tensor and the box: what a key of a delta ends with."""
-        return f"{self.fqn}@{','.join(map(str, self.offsets))}+{','.join(map(str, self.tensor.shape))}"
+        return key_of_box(self.fqn, self.offsets, self.tensor.shape)
 
     @property
     def num_bytes(self) -> int:
@@ -140,6 +140,11 @@ def held_in(call: tuple[str, str], state: Mapping[str, Any], *, is_filled: bool 
         else:
             objects[fqn] = value
     return Held(tuple(box for box in boxes if box.tensor.numel() > 0), objects, paths)
+
+
+def key_of_box(fqn: str, offsets: Sequence[int], sizes: Sequence[int]) -> str:
+    """Returns what a key of a delta ends with."""
+    return f"{fqn}@{','.join(map(str, offsets))}+{','.join(map(str, sizes))}"
 
 
 def box_of_key(key: str) -> tuple[str, Numbers, Numbers] | None:

@@ -83,9 +83,9 @@ class Registrations:
             if not (name.startswith(_PREFIX) and name.endswith(_SUFFIX)):
                 continue
             content = self._folder.read_file(name, _MOST_BYTES)
-            registration = None if content is None else _parsed(content)
             if content is None:
                 continue  # it has just left
+            registration = _parsed(content)
             if registration is not None and time.time() - changed_ns / 1e9 > registration.expires_s:
                 self._folder.remove_file(name)
                 continue

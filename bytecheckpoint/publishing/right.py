@@ -6,14 +6,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.distributed.agreement import all_together
-from bytecheckpoint.distributed.collectives import broadcast
-from bytecheckpoint.distributed.groups import between_ranks, calling
+from bytecheckpoint.distributed.agreement import all_together, of_first
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointError
 from bytecheckpoint.native import _C
 from bytecheckpoint.storage.folder import Commit
@@ -93,7 +91,6 @@ def said_by_the_first(group: dist.ProcessGroup | None, call: tuple[str, str], st
     """
     if group is None or group.size() == 1:
         return step()
-    value = all_together(group, *call, lambda: step() if group.rank() == 0 else None)
-    with calling(group, *call):
-        said: T = between_ranks(lambda: broadcast(group, value, 0))
+    value: Any = all_together(group, *call, lambda: step() if group.rank() == 0 else None)
+    said: T = of_first(group, *call, value)
     return said

@@ -2,7 +2,6 @@
 #include "csrc/engine/save/last_save.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 namespace bytecheckpoint::engine {

@@ -26,8 +26,7 @@ void LinkedFiles::link(const LinkTarget& target, const LastSave& last, LinkRule 
   for (size_t f = 0; f < last.files.size(); ++f) {
     const SavedFile& file = last.files[f];
     if (!to_link[f] || !is_linked(target, io::join(last.directory, file.entry.name), file.entry, deadline)) continue;
-    number[f] = static_cast<uint32_t>(result_.files.size());
-    result_.files.push_back(file.entry);
+    number[f] = static_cast<uint32_t>(saved_.files.size());
     saved_.files.push_back({file.entry, file.num_links + 1, 0});
     num_bytes_ += file.entry.bytes;
   }
@@ -38,7 +37,6 @@ void LinkedFiles::link(const LinkTarget& target, const LastSave& last, LinkRule 
     saved.record.file = number[record->record.file];
     bytes_in_use_ += saved.record.data_bytes;
     ++saved_.files[saved.record.file].num_tensors;
-    result_.records.push_back({*tensors[t].fqn, saved.box, saved.record});
     saved_.records[*tensors[t].fqn].push_back(std::move(saved));
     record = nullptr;
   }
@@ -68,15 +66,12 @@ bool LinkedFiles::is_linked(const LinkTarget& target, const std::string& from, c
 
 void LinkedFiles::add_to(format::WriteResult* result, LastSave* saved) const {
   const auto behind = static_cast<uint32_t>(result->files.size());
-  result->files.insert(result->files.end(), result_.files.begin(), result_.files.end());
-  for (format::WrittenRecord written : result_.records) {
-    written.record.file += behind;
-    result->records.push_back(std::move(written));
-  }
+  for (const SavedFile& file : saved_.files) result->files.push_back(file.entry);
   saved->files.insert(saved->files.end(), saved_.files.begin(), saved_.files.end());
   for (const auto& [fqn, records] : saved_.records) {
     for (SavedRecord record : records) {
       record.record.file += behind;
+      result->records.push_back({fqn, record.box, record.record});
       saved->records[fqn].push_back(std::move(record));
     }
   }

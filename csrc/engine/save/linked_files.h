@@ -37,8 +37,7 @@ class LinkedFiles {
   int64_t num_bytes() const { return num_bytes_; }
   /// Bytes of the tensors in them that this save has.
   int64_t bytes_in_use() const { return bytes_in_use_; }
-  size_t num_records() const { return result_.records.size(); }
-  bool is_empty() const { return result_.files.empty(); }
+  bool is_empty() const { return saved_.files.empty(); }
   /// Why a file was not linked; ok if none was refused.
   const base::Status& refused() const { return refused_; }
 
@@ -49,7 +48,6 @@ class LinkedFiles {
   bool is_linked(const LinkTarget& target, const std::string& from, const format::FileEntry& file,
                  io::IoDeadline* deadline);
 
-  format::WriteResult result_;
   LastSave saved_;
   std::vector<std::string> names_;
   int64_t num_bytes_ = 0;

@@ -339,9 +339,10 @@ base::Result<format::WriteResult> SaveJob::finish() {
     if (written.record.kind == format::RecordKind::kTensor) ++saved_.files[written.record.file].num_tensors;
   }
   saved_.directory = options_.directory;
+  const size_t num_written = result_.records.size();
   linked_.add_to(&result_, &saved_);
   stats_.bytes_linked = linked_.num_bytes();
-  stats_.num_records += static_cast<int64_t>(linked_.num_records());
+  stats_.num_records += static_cast<int64_t>(result_.records.size() - num_written);
   return std::move(result_);
 }
 
