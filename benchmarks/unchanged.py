@@ -69,6 +69,7 @@ class Rank:
         dist.barrier()
         begin = time.perf_counter()
         staged = BcpStager(config=config).stage(state)
+        dist.barrier()  # a save is over when all ranks are
         self.seconds.setdefault(what, []).append(time.perf_counter() - begin)
         del staged
 

@@ -16,7 +16,9 @@ namespace {
 
 /// Summed, then copied, in parts of this size: the copy finds a part in the first-level cache, and meanwhile fetches
 /// the next one to it. So memory is never only read or only written.
-constexpr int64_t kCachedBytes = 8 << 10;
+constexpr int64_t kCachedBytes = 2 << 10;
+/// The same of strided pieces, where each part costs a search for its first run.
+constexpr int64_t kGatheredBytes = 8 << 10;
 /// What a thread takes at a time. For less, another thread is not worth its start.
 constexpr int64_t kGrainBytes = 1 << 20;
 
@@ -82,6 +84,10 @@ bool is_contiguous(const tensor::BoxRuns& runs) {
   return runs.num_runs() == 1 && runs.memory_step_bytes() == runs.itemsize_bytes();
 }
 
+int64_t part_bytes(const tensor::BoxRuns& runs) {
+  return is_contiguous(runs) ? kCachedBytes : kGatheredBytes;
+}
+
 /// What is computed of a stretch.
 struct Sums {
   uint32_t crc = 0;
@@ -93,8 +99,9 @@ uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const St
                        uint8_t* merged, bool has_checksum) {
   uint32_t crc = 0;
   uint8_t* const to = merged + piece.offset;
-  for (int64_t begin = stretch.begin; begin < stretch.end; begin += kCachedBytes) {
-    const int64_t end = std::min(begin + kCachedBytes, stretch.end);
+  const int64_t part = part_bytes(runs);
+  for (int64_t begin = stretch.begin; begin < stretch.end; begin += part) {
+    const int64_t end = std::min(begin + part, stretch.end);
     if (is_contiguous(runs)) {
       const uint8_t* const from = piece.view.data + begin;
       if (has_checksum) crc = base::crc32(crc, from, static_cast<size_t>(end - begin));
@@ -113,10 +120,11 @@ uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const St
 /// three are made of a few bytes that were put aside.
 Sums merge_and_hash_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch,
                             const uint8_t* next, uint8_t* merged, base::ContentHasher* hasher) {
-  alignas(64) uint8_t aside[kCachedBytes];
+  alignas(64) uint8_t aside[std::max(kCachedBytes, kGatheredBytes)];
   Sums sums;
-  for (int64_t begin = stretch.begin; begin < stretch.end; begin += kCachedBytes) {
-    const int64_t end = std::min(begin + kCachedBytes, stretch.end);
+  const int64_t part = part_bytes(runs);
+  for (int64_t begin = stretch.begin; begin < stretch.end; begin += part) {
+    const int64_t end = std::min(begin + part, stretch.end);
     const auto size = static_cast<size_t>(end - begin);
     gather_window(runs, piece.view.data, begin, end, aside);
     sums.crc = base::crc32(sums.crc, aside, size);

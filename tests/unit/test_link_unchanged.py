@@ -193,14 +193,25 @@ def test_a_save_that_failed_behind_its_ranks_costs_nothing(tmp_path: Path, monke
     assert bytecheckpoint.verify(tmp_path / "step-1").is_whole
 
 
-def test_what_was_staged_and_has_changed_is_refused_as_ever(tmp_path: Path) -> None:
+def test_staged_memory_that_changes_later_is_refused_where_it_is_written_and_not_read_where_it_is_linked(
+    tmp_path: Path,
+) -> None:
     in_background(tmp_path / "step-1", adapters(1))
-    staged: Any = BcpStager(config=LINKS).stage(adapters(1))
-    staged = staged.result() if isinstance(staged, Future) else staged
+
+    def stage(step: int) -> Any:
+        staged = BcpStager(config=LINKS).stage(adapters(step))
+        return staged.result() if isinstance(staged, Future) else staged
+
+    staged = stage(2)
     staged["base.0"][5] = 77.0
+    dcp.save(staged, storage_writer=BcpWriter(tmp_path / "step-2", config=LINKS), no_dist=True)
+    assert_loads(tmp_path / "step-2", adapters(2))
+    del staged
+    staged = stage(3)
+    staged["lora"][5] = 77.0
     with pytest.raises(CheckpointException, match="memory has changed since it was staged"):
-        dcp.save(staged, storage_writer=BcpWriter(tmp_path / "step-2", config=LINKS), no_dist=True)
-    assert not [*(tmp_path / "step-2").glob(".metadata")]
+        dcp.save(staged, storage_writer=BcpWriter(tmp_path / "step-3", config=LINKS), no_dist=True)
+    assert not (tmp_path / "step-3" / ".metadata").exists()
 
 
 def test_hashes_are_those_of_what_is_stored(tmp_path: Path) -> None:
