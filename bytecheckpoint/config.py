@@ -150,7 +150,7 @@ class Config:
             and the rank that it waits for.
         digest: Whether a save stores its digest in the checkpoint. Before it commits, the coordinator reads back all
             that the ranks have written; see docs/digests.md.
-        link_unchanged: Whether a save to a directory links the data files of the step before, in the same run folder,
+        link_unchanged: Whether a save links the data files of the step before, in the same run folder,
             whose tensors have not changed since, instead of writing them again; see docs/unchanged_bytes.md. Needs the
             package xxhash.
         link_rewrite_every: With ``link_unchanged``, a file is written anew in each so manieth save in a row that could

@@ -24,6 +24,7 @@ from bytecheckpoint.storage.last_used import last_used
 from bytecheckpoint.storage.paths import as_place, location
 from bytecheckpoint.storage.removal import StepRemoval
 from bytecheckpoint.storage.removals import removal_in
+from bytecheckpoint.storage.shared_files import shared_with
 from bytecheckpoint.storage.step_folder import StepFolder, step_paths
 from bytecheckpoint.storage.step_names import compile_pattern
 
@@ -49,6 +50,8 @@ class RetentionReport:
         removed: Paths of complete checkpoints that are gone. One of which files are left is in ``warnings`` alone: it
             loads no more, and the next prune sweeps it.
         swept: Paths of other folders that are gone: half, corrupt or incomplete.
+        shared: For each path in ``removed`` and ``swept`` of which steps that stay have files, too (see
+            ``Config.link_unchanged``), the names of these steps.
         skipped: For each folder that was left alone although the rules do not keep it, the reason, by path.
         warnings: What failed, or was left behind. The next prune tries again.
         bytes_freed: Bytes of the files that were removed; for a dry run, of those that would be.
@@ -62,6 +65,7 @@ class RetentionReport:
     doubts: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
+    shared: dict[str, list[str]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     bytes_freed: int = 0
@@ -258,6 +262,7 @@ class Retention:
         report.warnings.extend(removal.begin(newest))
         newer = [folder for folder in going if order.is_newer(_step_of(folder), _step_of(newest))]
         going = [folder for folder in going if self._may_go(folder, newest, newer, removal, report)]
+        report.shared.update(shared_with([folder.path for folder in going], [folder.path for folder in kept]))
         if report.dry_run:
             return sum(self._look(folder, removal, report) for folder in going)
         if going:

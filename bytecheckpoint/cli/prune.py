@@ -12,6 +12,7 @@ from bytecheckpoint.checkpoint.newest import refuse_a_checkpoint
 from bytecheckpoint.checkpoint.retention import Retention
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import one_line, print_json
+from bytecheckpoint.listing import listed
 from bytecheckpoint.storage.paths import location
 from bytecheckpoint.storage.step_folder import step_paths
 
@@ -88,7 +89,8 @@ def command(
         print_json(dataclasses.asdict(report))
     else:
         for path in (*report.removed, *report.swept):
-            click.echo(one_line(path))
+            stays = f": what {listed(report.shared[path])} has, too, stays there" if path in report.shared else ""
+            click.echo(one_line(f"{path}{stays}"))
         for path, reason in report.skipped.items():
             click.echo(one_line(f"left: {path}: {reason}"))
         for path, reason in report.protected.items():

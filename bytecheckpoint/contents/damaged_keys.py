@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names the keys whose bytes are damaged. The engine checks blocks of files, and knows no keys. Needs no torch."""
+"""Names the keys whose bytes are damaged, and the other steps that have the damaged file. Needs no torch.
+
+The engine checks blocks of files, and knows neither.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage.paths import is_local
+from bytecheckpoint.storage.shared_files import others_that_have
 
 if TYPE_CHECKING:
     from bytecheckpoint.native import _C
@@ -20,14 +26,15 @@ __all__ = ["naming_keys"]
 
 _BLOCK = re.compile(r", offset=(\d+), (\d+) bytes\)")
 _KEYS = "; the block has bytes of "
+_STEPS = "; it is the same file in "
 _MOST_NAMED = 5
 
 
 @contextmanager
 def naming_keys(checkpoint: _core.Checkpoint | _C.Checkpoint) -> Iterator[None]:
-    """If the ``with`` block finds a damaged block of a file, adds to the error which keys have bytes in that block.
+    """If the ``with`` block finds a damaged file, adds to the error which keys have bytes in the damaged block.
 
-    Only then are the chunks of the checkpoint searched, once.
+    Only then are the chunks of the checkpoint searched, once. Other steps that have the same file are named, too.
 
     Args:
         checkpoint: What is read; of a view, the keys are those of the view.
@@ -44,6 +51,10 @@ def naming_keys(checkpoint: _core.Checkpoint | _C.Checkpoint) -> Iterator[None]:
             keys = _keys_in(checkpoint, os.path.basename(error.path), begin, begin + num_bytes)  # noqa: PTH119
             if keys:
                 error.args = (f"{error}{_KEYS}{listed([*map(repr, keys)], _MOST_NAMED)}",)
+        if error.path and is_local(error.path) and _STEPS not in str(error):
+            others = others_that_have(Path(error.path).parent, os.path.basename(error.path))  # noqa: PTH119
+            if others:
+                error.args = (f"{error}{_STEPS}{listed(others, _MOST_NAMED)}",)
         raise
 
 

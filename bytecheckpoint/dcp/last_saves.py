@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from bytecheckpoint.checkpoint.commit_order import commit_order
 from bytecheckpoint.config import Config
@@ -14,8 +13,9 @@ from bytecheckpoint.native import _C
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.staging.content_hash import load_content_hash
+from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import json_of, step_and_part
-from bytecheckpoint.storage.paths import as_place, parent_of
+from bytecheckpoint.storage.paths import as_place, below, parent_of
 from bytecheckpoint.storage.step_folder import step_paths
 from bytecheckpoint.storage.stored_hashes import hashes_in
 
@@ -60,17 +60,14 @@ _last_saves = PerProcess(_LastSaves)
 
 
 def can_link(session: SaveSession, config: Config) -> bool:
-    """Whether a save computes hashes, and links what is unchanged: to a directory, and where that is asked for.
+    """Whether a save computes hashes, and links what is unchanged: where that is asked for, but not in memory.
 
     Not with ``take_over``: the save that is stuck there may yet remove links that it has made, by their names.
     """
     if not config.link_unchanged or config.take_over or session.folder.is_of_one_machine:
         return False
-    if isinstance(as_place(session.path), Path):
-        load_content_hash()  # DCP may save in another process than the one that made the writer
-        return True
-    _say_once(session, "link_unchanged has an effect in directories alone: an object store has no links")
-    return False
+    load_content_hash()  # DCP may save in another process than the one that made the writer
+    return True
 
 
 def last_save(session: SaveSession, config: Config) -> _C.LastSave | None:
@@ -79,7 +76,8 @@ def last_save(session: SaveSession, config: Config) -> _C.LastSave | None:
     The first time in this process, that is what the newest step says of it.
     """
     for saved in _last_saves.get().of(_key(session)):
-        if any(Path(saved.directory, mark).exists() for mark in (_MARK, f"__{session.rank}{_MARK}")):
+        folder = folder_at(known(as_place(saved.directory), config))
+        if any(folder.has(mark) for mark in (_MARK, f"__{session.rank}{_MARK}")):
             return saved
     return _read(session, config)
 
@@ -102,19 +100,22 @@ def _key(session: SaveSession) -> _Key:
 
 def _read(session: SaveSession, config: Config) -> _C.LastSave | None:
     step, part = step_and_part(as_place(session.path))
-    run = Path(parent_of(step))
+    run = parent_of(step)
+    runs = folder_at(run)
+    runs.use(config, _C)
     try:
-        if not run.is_dir():
+        if runs.is_absent():
             return None
         for _, path in commit_order(run, step_paths(run)).by_time:
-            folder = Path(path) / part
-            if folder == Path(session.path):
+            place = below(as_place(path), *([part] if part else []))
+            if str(place) == session.path:
                 continue
-            if (folder / _MARK).stat().st_size > _MOST_MARK_BYTES:
+            mark = folder_at(place).file(_MARK)
+            if mark is None or mark.num_bytes > _MOST_MARK_BYTES:
                 return None
-            checkpoint = _C.Checkpoint.open(str(folder), io_timeout_s=config.io_timeout_s)
-            hashes = hashes_in(json_of(checkpoint.user_metadata, folder))
-            return _C.LastSave.of_checkpoint(checkpoint, str(folder), session.rank, hashes) if hashes else None
+            checkpoint = _C.Checkpoint.open(str(place), io_timeout_s=config.io_timeout_s)
+            hashes = hashes_in(json_of(checkpoint.user_metadata, place))
+            return _C.LastSave.of_checkpoint(checkpoint, str(place), session.rank, hashes) if hashes else None
     except (CheckpointError, OSError) as error:
         _logger.info("save(%s): nothing is linked: %s", session.path, error)
     return None

@@ -193,6 +193,15 @@ class PythonStore : public io::ObjectStore, public io::MemoryObjects {
         });
   }
 
+  Status copy(const std::string& from, const std::string& name) override {
+    return with_python<bool>("copy", from, "to " + path_of(name),
+                             [&]() -> Result<bool> {
+                               (*client_).attr("copy")(from, name);
+                               return true;
+                             })
+        .status();
+  }
+
   Result<std::vector<std::string>> list(const std::string& folder) override {
     return with_python<std::vector<std::string>>(
         "list", folder.empty() ? url_ : path_of(folder), "", [&]() -> Result<std::vector<std::string>> {

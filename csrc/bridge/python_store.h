@@ -14,9 +14,10 @@ namespace bytecheckpoint::bridge {
 /// take the GIL; the client lets go of it while it waits for the store.
 ///
 /// \param client  Has `open(name) -> (bytes, version)`, `read(name, version, offset, size) -> buffer`,
-/// `upload(name, parts) -> future` and `names(folder) -> list`. They raise OSErrors with an errno. If the objects are
-/// memory of this machine, it has instead of `read` and `upload` `descriptor(name) -> int`, `spare(name) -> int`,
-/// `reserve(name, bytes, there)` and `keep(name, descriptor)`: `HolderClient`, in storage/memory/client.py.
+/// `upload(name, parts) -> future`, `copy(from, name)` and `names(folder) -> list`. They raise OSErrors with an errno.
+/// If the objects are memory of this machine, it has instead of `read` and `upload` `descriptor(name) -> int`,
+/// `spare(name) -> int`, `reserve(name, bytes, there)` and `keep(name, descriptor)`: `HolderClient`, in
+/// storage/memory/client.py.
 std::shared_ptr<io::ObjectStore> python_store(std::string url, pybind11::object client);
 
 }  // namespace bytecheckpoint::bridge

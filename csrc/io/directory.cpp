@@ -215,12 +215,17 @@ Status rename_new(const std::string& from, const std::string& to) {
 }
 
 Status link_file(const std::string& from, const std::string& to) {
+  if (is_url(to)) {
+    BCP_ASSIGN_OR_RETURN(const StorePlace place, place_in_store(to));
+    return place.store->copy(from, place.name);
+  }
   if (::link(from.c_str(), to.c_str()) != 0) return Status::storage("link", from, base::text("to ", to), errno);
   BCP_JOURNAL(linked(from, to));
   return Status::ok();
 }
 
 Status sync_file(const std::string& path) {
+  if (is_url(path)) return Status::ok();  // what a store has is durable
   Descriptor file(open_retrying(path.c_str(), O_RDONLY | O_NOFOLLOW, 0), path, /*direct=*/false);
   if (!file.is_open()) return Status::storage("open", path, "", errno);
   return file.sync();

@@ -67,8 +67,8 @@ base::Status rename_over(const std::string& from, const std::string& to);
 /// The same, but fails if something has the name `to`. \returns kStorage, with EEXIST if something has.
 base::Status rename_new(const std::string& from, const std::string& to);
 
-/// Gives the file `from` the name `to`, too (a hard link). Not durable until the directory is synced. \returns
-/// kStorage.
+/// Gives the file `from` the name `to`, too (a hard link). Not durable until the directory is synced. A store, which
+/// has no links, copies the object. \returns kStorage.
 base::Status link_file(const std::string& from, const std::string& to);
 
 /// Syncs the file at `path`. \returns kStorage.

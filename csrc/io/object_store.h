@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -61,6 +62,11 @@ class ObjectStore {
   virtual base::Result<std::unique_ptr<Upload>> create(const std::string& name) = 0;
   /// Returns the names right below `folder`, which is relative to the URL: of objects, and of folders.
   virtual base::Result<std::vector<std::string>> list(const std::string& folder) = 0;
+  /// Has the store copy an object from another folder of its own; no byte comes here.
+  /// \param from  URL of the object. \returns kStorage: EXDEV if it is in another store, EEXIST if the name is taken.
+  virtual base::Status copy(const std::string& from, const std::string& name) {
+    return base::Status::storage("copy", from, "to " + name, EXDEV);
+  }
   /// Returns the same objects, if they are memory of this machine; else null. Then `create` is not called, and
   /// `read` only for what another machine has.
   virtual MemoryObjects* in_memory() { return nullptr; }

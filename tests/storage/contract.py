@@ -8,11 +8,13 @@ which nothing is. A new kind of place is tested by one line in ``tests/storage/t
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -36,6 +38,8 @@ from bytecheckpoint import (
     verify,
 )
 from bytecheckpoint.checkpoint.disk_usage import disk_usage
+from bytecheckpoint.dcp import _save_steps
+from bytecheckpoint.dcp.last_saves import _last_saves
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
@@ -168,6 +172,43 @@ class _Fails(BcpSavePlanner):
 
     def resolve_data(self, write_item: Any) -> Any:
         raise ZeroDivisionError("on purpose")
+
+
+def what_has_not_changed_is_linked_or_copied_there(place: Place) -> None:
+    """And a step that has it is whole when the others are gone; also behind a restart, when stored hashes count."""
+    config = dataclasses.replace(place.config, link_unchanged=True)
+    state = state_of(1)
+
+    def save(step: int) -> int:
+        state["odd"] += 1
+        state["generation"] = step
+        there = place.to_write(f"step-{step}")
+        return save_state_dict(there, state, no_dist=True, config=config).bytes_linked
+
+    assert save(1) == 0
+    linked = [save(2)]
+    _last_saves.get().by_run.clear()  # as in a new process
+    linked.append(save(3))
+    if place.writable().is_of_one_machine:
+        assert linked == [0, 0]
+    else:
+        assert all(num_bytes > NUMELS["long"] * 4 for num_bytes in linked)
+    assert len(Retention(place.text, keep_latest=1, config=place.config).prune().removed) == 2
+    got = state_of(-1)
+    load_state_dict(place.at("step-3"), got, no_dist=True, config=place.config)
+    assert all(torch.equal(got[name], state[name]) for name in NUMELS)
+    assert got["generation"] == 3
+    assert not verify(place.at("step-3"), config=place.config).problems
+
+
+def a_save_that_fails_leaves_what_another_one_has_linked(place: Place) -> None:
+    config = dataclasses.replace(place.config, link_unchanged=True)
+    for step in (1, 2):
+        save_state_dict(place.to_write(f"step-{step}"), state_of(1), no_dist=True, config=config)
+    _last_saves.get().by_run.clear()  # the next save takes step-1 for the last one, and names files as step-2 does
+    with patch.object(_save_steps, "assemble", side_effect=ZeroDivisionError("on purpose")), pytest.raises(Exception):  # noqa: B017, PT011
+        save_state_dict(place.to_write("step-2"), state_of(1), no_dist=True, config=config)
+    assert loaded_generation(place, "step-2") == 1
 
 
 def a_save_that_fails_changes_nothing(place: Place) -> None:
@@ -414,6 +455,8 @@ READING: tuple[Callable[[Place], None], ...] = (
 WRITING: tuple[Callable[[Place], None], ...] = (
     checkpoints_replace_one_another,
     a_run_is_resumed,
+    what_has_not_changed_is_linked_or_copied_there,
+    a_save_that_fails_leaves_what_another_one_has_linked,
     a_save_that_fails_changes_nothing,
     a_save_that_gives_up_leaves_nothing,
     of_saves_at_once_each_is_whole_or_refused,

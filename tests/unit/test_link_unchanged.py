@@ -27,7 +27,7 @@ import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpStager, BcpWriter, Config, SaveReport, _core
 from bytecheckpoint.checkpoint.disk_usage import disk_usage
 from bytecheckpoint.dcp import _save_steps
-from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.errors import ConfigError, CorruptCheckpointError
 from bytecheckpoint.storage.stored_hashes import hashes_in
 
 LINKS = Config(link_unchanged=True)
@@ -241,12 +241,9 @@ def test_hashes_are_those_of_what_is_stored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("odd", [[1 << 40, ""], [1e400, ""], ["x", "y"], [0, 5], 7, None, [-1, ""], [True, "!"]])
 def test_hashes_that_no_save_writes_are_passed_over(odd: object, tmp_path: Path) -> None:
-    save = "import sys, torch, bytecheckpoint as b; state = {'w': torch.ones(5)}; "
-    first = "b.save_state_dict(sys.argv[1] + '/step-1', state, no_dist=True, user_metadata=eval(sys.argv[2]))"
-    then = "b.save_state_dict(sys.argv[1] + '/step-2', state, no_dist=True, config=b.Config(link_unchanged=True))"
-    text = repr({"bytecheckpoint.hashes": {"f": odd}}).replace("inf", "float('inf')")
-    for program in (first, then):
-        subprocess.run([sys.executable, "-W", "ignore", "-c", save + program, str(tmp_path), text], check=True)
+    stored = {"bytecheckpoint.hashes": {"f": odd}}
+    bytecheckpoint.save_state_dict(tmp_path / "step-1", adapters(1), no_dist=True, user_metadata=stored)
+    assert by_call(tmp_path / "step-2", adapters(2)).bytes_linked == 0
 
 
 def test_a_prune_says_what_it_frees(tmp_path: Path) -> None:
@@ -256,6 +253,20 @@ def test_a_prune_says_what_it_frees(tmp_path: Path) -> None:
     dry, report = retention.prune(dry_run=True), retention.prune()
     assert len(report.removed) == 2
     assert dry.bytes_freed == report.bytes_freed < 200_000  # what is linked stays
+    both = {str(tmp_path / f"step-{step}"): ["step-3", "step-4"] for step in (1, 2)}
+    assert dry.shared == report.shared == both
+    assert bytecheckpoint.Retention(tmp_path, keep_latest=1).prune().shared == {str(tmp_path / "step-3"): ["step-4"]}
+
+
+def test_the_error_of_a_load_names_the_steps_that_have_the_damaged_file(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        by_call(tmp_path / f"step-{step}", adapters(step))
+    names = {*data_files(tmp_path / "step-1")} & {*data_files(tmp_path / "step-3")}
+    for name in names:
+        path = tmp_path / "step-1" / name
+        path.write_bytes(bytes(byte ^ 1 if at == 200_000 else byte for at, byte in enumerate(path.read_bytes())))
+    with pytest.raises(CorruptCheckpointError, match="it is the same file in step-1, step-3"):
+        bytecheckpoint.load_state_dict(tmp_path / "step-2", adapters(0), no_dist=True)
 
 
 def test_a_step_that_was_pruned_is_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -158,6 +158,25 @@ class StoreClient:
         self._count(1)
         return part
 
+    def copy(self, source: str, name: str) -> None:
+        """Has the store copy an object to ``name``: no byte comes here.
+
+        Args:
+            source: URL of the object, which another folder of the same bucket has.
+            name: Name of the copy.
+
+        Raises:
+            FileExistsError: There is an object of that name.
+            OSError: ``source`` is in another bucket (EXDEV), or the store refused.
+        """
+        bucket = self.url.removesuffix(self._prefix).rstrip("/") + "/"
+        if not source.startswith(bucket):
+            raise OSError(errno.EXDEV, "it is in another bucket")
+        if self.exists(name):
+            raise FileExistsError(errno.EEXIST, "there is one already")
+        with self._errors():
+            self._obstore.copy(self._store, source.removeprefix(bucket), self._key(name))
+
     def names(self, folder: str = "") -> list[str]:
         """Returns the names right below ``folder``, which is relative to the URL: of objects, and of folders.
 

@@ -174,6 +174,9 @@ class StoreCommit:
     def abort(self, file_names: Sequence[str], in_doubt: bool = False, links: Sequence[str] = ()) -> None:
         """Removes the data files of a save that failed, unless it may be committed, or may still become so.
 
+        Copies of unchanged files stay, since a store has no right to commit that one save alone has: another one may
+        have committed copies of the same names. They are swept by their age.
+
         Raises:
             StorageError: A file could not be removed, or the store has failed to answer some rank (``in_doubt``).
         """
@@ -184,7 +187,7 @@ class StoreCommit:
         if in_doubt:
             url = self._client.url
             raise StorageError(f"{url}: the store did not answer some rank, so it was not asked to delete", url)
-        self._asked("delete", "", lambda: self._client.delete([*file_names, *links]))
+        self._asked("delete", "", lambda: self._client.delete(file_names))
 
     def abandon(self) -> None:
         """Gives the right to commit up. It has no effect after ``commit``. Data files are left to a later sweep."""

@@ -7,6 +7,7 @@
 #include "csrc/engine/open/check_files.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/late_changes.h"
+#include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::engine {
 
@@ -15,12 +16,14 @@ void LinkedFiles::link(const LinkTarget& target, const LastSave& last, LinkRule 
                        io::IoDeadline* deadline) {
   const std::vector<bool> to_link = files_to_link(last, *records, rule);
   if (std::find(to_link.begin(), to_link.end(), true) == to_link.end()) return;
-  // The coordinator has made the directory; this machine may see it late. A file that is missing is no such case.
-  refused_ = deadline->run("open", target.directory, [target] {
-    return io::ask_until_seen(target.directory, target.visibility_timeout_s,
-                              [target] { return io::file_id(target.directory).status(); });
-  });
-  if (!refused_.is_ok()) return;
+  if (!io::is_url(target.directory)) {
+    // The coordinator has made the directory; this machine may see it late. A file that is missing is no such case.
+    refused_ = deadline->run("open", target.directory, [target] {
+      return io::ask_until_seen(target.directory, target.visibility_timeout_s,
+                                [target] { return io::file_id(target.directory).status(); });
+    });
+    if (!refused_.is_ok()) return;
+  }
   constexpr uint32_t kNotLinked = UINT32_MAX;
   std::vector<uint32_t> number(last.files.size(), kNotLinked);  // of each file, among those that are linked
   for (size_t f = 0; f < last.files.size(); ++f) {
@@ -46,8 +49,11 @@ bool LinkedFiles::is_linked(const LinkTarget& target, const std::string& from, c
                             io::IoDeadline* deadline) {
   const std::string to = io::join(target.directory, file.name);
   base::Status outcome = deadline->run("link", to, [from, to]() -> base::Status {
-    BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(from));
-    if (type == io::EntryType::kOther) return base::Status::storage("link", from, "a symbolic link, or no file", ELOOP);
+    const base::Result<io::EntryType> type = io::is_url(from) ? io::EntryType::kRegular : io::entry_type(from);
+    BCP_RETURN_IF_ERROR(type.status());
+    if (type.value() == io::EntryType::kOther) {
+      return base::Status::storage("link", from, "a symbolic link, or no file", ELOOP);
+    }
     return io::link_file(from, to);
   });
   if (outcome.is_ok()) {

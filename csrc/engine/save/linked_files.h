@@ -19,7 +19,8 @@ struct LinkTarget {
   double visibility_timeout_s = 0;  // how long to wait for the directory to be seen, where that may be late
 };
 
-/// The files of the last save that a save has because their tensors are unchanged: hard links, under the same names.
+/// The files of the last save that a save has because their tensors are unchanged: hard links, under the same names; in
+/// an object store, copies that the store makes.
 ///
 /// A file that was linked is as its rank left it: its size, its trailer and its ids are compared. One that is not, and
 /// what the file system refuses to link, is written instead. Any thread may call `bytes_in_use`; one at a time all
