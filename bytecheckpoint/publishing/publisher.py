@@ -304,7 +304,7 @@ class Publisher:
         is_known = self._base_every == 1 or (self._copy is not None and self._layout == held.layout)
         if all(_of_ranks(group, call, is_known)):
             return
-        self._copy = None
+        self._copy, self._layout = None, ()  # the new copy has nothing of the last version: deltas wait for a base
         published = held_first(group, *call, [box.key for box in held.boxes])
         own = sum(box.num_bytes for box in held.boxes if box.key in published)
         here = socket.gethostname()

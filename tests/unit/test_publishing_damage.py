@@ -17,6 +17,7 @@ from bytecheckpoint import Publisher, Subscriber, save_state_dict
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError
 from bytecheckpoint.native import _core
 from bytecheckpoint.publishing import deltas, subscriber
+from bytecheckpoint.publishing.held_boxes import held_in
 from bytecheckpoint.publishing.published import Standing, folder_name, noted
 
 ALONE: dict[str, Any] = {"no_dist": True}
@@ -243,3 +244,25 @@ def test_values_of_another_dtype_are_refused(run: Run) -> None:
     with pytest.raises(CheckpointError, match="float64"):
         taker.update(got)
     assert run.is_at(got, 1)
+
+
+def test_a_base_that_fails_leaves_no_empty_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its copy was made for other keys, and has never been filled."""
+    taker, got = Subscriber(run.place, **ALONE), blank()
+    run.publish(1)
+    taker.update(got)
+    run.state["w"][7] = 7
+
+    def refuse(*_: object) -> None:
+        raise CheckpointError("refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run.publisher, "_saved", refuse)
+        with pytest.raises(CheckpointError, match="refused"):
+            run.publisher.publish({**run.state, "more": torch.zeros(3)}, 2)
+    copy = run.publisher._copy
+    assert copy is not None
+    copy.take(held_in(("", ""), run.state).boxes)  # memory that was freed may hold just this
+    run.publish(2)
+    assert taker.update(got) == 2
+    assert run.is_at(got, 2)
