@@ -273,7 +273,10 @@ class Publisher:
                 why_base = "the copy of what was published last was lost"
             elif self._layout != held.layout:
                 why_base = "keys, shapes, dtypes or sharding have changed"
-        why_base = next(filter(None, _of_ranks(group, call, why_base)), "")
+        of_ranks = _of_ranks(group, call, (why_base, self._last))
+        why_base = next((why for why, _ in of_ranks if why), "")
+        if not why_base and len({last for _, last in of_ranks}) > 1:
+            why_base = "a rank did not come to the end of the version published last"  # its copy is older
         if why_base:
             return why_base, None
         copy = self._copy

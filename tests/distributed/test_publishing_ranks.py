@@ -15,7 +15,14 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 import bytecheckpoint
 from bytecheckpoint import Publisher, Subscriber
-from bytecheckpoint.errors import CheckpointBusyError, CheckpointError, ConfigError, StagingFullError, UnsupportedError
+from bytecheckpoint.errors import (
+    CheckpointBusyError,
+    CheckpointError,
+    ConfigError,
+    OutOfStepError,
+    StagingFullError,
+    UnsupportedError,
+)
 from bytecheckpoint.publishing import kept_copy
 from bytecheckpoint.tensors.chunks import LocalChunks
 
@@ -237,3 +244,37 @@ def refused_on_all(place: Path) -> list[str]:
 def test_what_fails_on_one_rank_fails_on_all(tmp_path: Path) -> None:
     names = ["UnsupportedError", "ConfigError", "StagingFullError", "CheckpointBusyError"]
     assert run_ranks(2, refused_on_all, tmp_path) == [names] * 2
+
+
+def interrupted_on_one(place: Path) -> list[str]:
+    """A rank is interrupted when a version is committed: its copy is that of the version before."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    publisher, subscriber = Publisher(place), Subscriber(place)
+    state = {f"w_{rank}": torch.zeros(1000)}
+    got = {f"w_{other}": torch.ones(1000) for other in range(size)}
+    kinds = [publisher.publish(state, 1).kind]
+    saved = publisher._saved
+
+    def interrupted(*call: Any) -> Any:
+        saved(*call)
+        raise KeyboardInterrupt
+
+    state[f"w_{rank}"][1] = 1
+    with pytest.MonkeyPatch.context() as patched:
+        if rank == 1:
+            patched.setattr(publisher, "_saved", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                publisher.publish(state, 2)
+    with pytest.raises(OutOfStepError):
+        publisher.publish(state, 2)  # on the other ranks the call in which one was interrupted
+    assert subscriber.update(got) == 2
+    state[f"w_{rank}"][1] = 0  # as it was in version 1
+    state[f"w_{rank}"][2] = 5
+    kinds.append(publisher.publish(state, 3).kind)
+    assert subscriber.update(got) == 3
+    assert all(torch.equal(value, state[f"w_{rank}"]) for value in got.values())
+    return kinds
+
+
+def test_a_rank_whose_copy_is_older_brings_a_base(tmp_path: Path) -> None:
+    assert run_ranks(2, interrupted_on_one, tmp_path) == [["base", "base"]] * 2
