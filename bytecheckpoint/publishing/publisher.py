@@ -240,7 +240,7 @@ class Publisher:
                 VERSION: now.version,
             }
             saves.append(self._saved(DELTA, changes, now, self._last.version, user_metadata, call))
-            self._keep(lambda copy: copy.apply(delta, self._config.staging_threads), now)
+            self._keep(group, call, now, lambda copy: copy.apply(delta, self._config.staging_threads))
             self._since_base += 1
             if self._since_base >= self._base_every:
                 self._add_base(state, now, user_metadata, call, saves)
@@ -248,7 +248,7 @@ class Publisher:
             self._make_room(group, call, held)
             saves.append(self._saved(BASE, state, now, None, user_metadata, call))
             self._layout, self._since_base = held.layout, 0
-            self._keep(lambda copy: copy.take(held.boxes), now)
+            self._keep(group, call, now, lambda copy: copy.take(held.boxes))
         kinds = [DELTA] * (not why_base) + [BASE] * (self._since_base == 0)
         return PublishReport(
             version=version,
@@ -322,11 +322,19 @@ class Publisher:
         self._copy = all_together(group, *call, make)
         _logger.info("Publisher(%s): the copy of what was published takes %s here", call[1], size_text(own))
 
-    def _keep(self, change: Callable[[KeptCopy], None], now: Standing) -> None:
-        """Notes that ``now`` is published, and brings the copy there. It is lost if that does not come to its end."""
+    def _keep(
+        self,
+        group: dist.ProcessGroup | None,
+        call: tuple[str, str],
+        now: Standing,
+        change: Callable[[KeptCopy], None],
+    ) -> None:
+        """Notes that ``now`` is published, and brings the copy there. It is lost if that does not come to its end.
+
+        All ranks hear of that: otherwise they would wait for this one.
+        """
         copy, self._copy, self._last = self._copy, None, now
-        if copy is not None:
-            change(copy)
+        all_together(group, *call, lambda: None if copy is None else change(copy))
         self._copy = copy
 
     def _add_base(

@@ -260,8 +260,12 @@ class Subscriber:
         if not read:
             return
         self._at = None  # until all is applied
-        for delta in read:
-            delta.apply(self._config.staging_threads)
-            for fqn, value in delta.objects.items():
-                held.put(state, fqn, value)
+
+        def apply() -> None:
+            for delta in read:
+                delta.apply(self._config.staging_threads)
+                for fqn, value in delta.objects.items():
+                    held.put(state, fqn, value)
+
+        all_together(group, *call, apply)
         self._at, self._taken = steps[-1].standing, steps[-1]

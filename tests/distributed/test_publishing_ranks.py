@@ -23,7 +23,7 @@ from bytecheckpoint.errors import (
     StagingFullError,
     UnsupportedError,
 )
-from bytecheckpoint.publishing import kept_copy
+from bytecheckpoint.publishing import deltas, kept_copy
 from bytecheckpoint.tensors.chunks import LocalChunks
 
 VERSIONS = range(1, 8)
@@ -278,3 +278,33 @@ def interrupted_on_one(place: Path) -> list[str]:
 
 def test_a_rank_whose_copy_is_older_brings_a_base(tmp_path: Path) -> None:
     assert run_ranks(2, interrupted_on_one, tmp_path) == [["base", "base"]] * 2
+
+
+def out_of_memory(*_: object) -> None:
+    raise MemoryError("no room here")
+
+
+def fails_late_on_one(place: Path) -> None:
+    """What a rank does by itself behind a commit, or with deltas that were read, may fail there, too."""
+    publisher, subscriber = Publisher(place), Subscriber(place)
+    state, got = {"w": torch.zeros(1000)}, {"w": torch.ones(1000)}
+    publisher.publish(state, 1)
+    assert subscriber.update(got) == 1
+    state["w"][1] = 1
+    with pytest.MonkeyPatch.context() as patched:
+        if dist.get_rank() == 1:
+            patched.setattr(kept_copy.KeptCopy, "apply", out_of_memory)
+            patched.setattr(deltas.ReadDelta, "apply", out_of_memory)
+        with pytest.raises(MemoryError, match="no room here"):
+            publisher.publish(state, 2)
+        with pytest.raises(MemoryError, match="no room here"):
+            subscriber.update(got)
+    assert subscriber.version is None
+    state["w"][2] = 2
+    assert publisher.publish(state, 3).kind == "base"
+    assert subscriber.update(got) == 3
+    assert torch.equal(got["w"], state["w"])
+
+
+def test_what_fails_late_on_one_rank_fails_on_all(tmp_path: Path) -> None:
+    run_ranks(2, fails_late_on_one, tmp_path)
