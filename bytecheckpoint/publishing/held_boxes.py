@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,8 +67,14 @@ class HeldBox:
 
     @property
     def memory(self) -> tuple[object, ...]:
-        """What tells its memory from that of another tensor."""
-        return self.key, self.tensor.data_ptr(), self.tensor.stride(), str(self.tensor.dtype), str(self.tensor.device)
+        """What tells its memory from that of another tensor.
+
+        The address alone does not: memory that was freed is handed out again. So it has a weak reference, which is equal
+        to another one only if both are of the same storage, or both are the same object.
+        """
+        tensor = self.tensor
+        storage = weakref.ref(tensor.untyped_storage())
+        return self.key, storage, tensor.data_ptr(), tensor.stride(), str(tensor.dtype), str(tensor.device)
 
     def overlaps(self, offsets: Numbers, sizes: Numbers) -> bool:
         """Whether it has elements of another box of the same tensor."""

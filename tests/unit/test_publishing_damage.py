@@ -246,6 +246,20 @@ def test_values_of_another_dtype_are_refused(run: Run) -> None:
     assert run.is_at(got, 1)
 
 
+def test_tensors_in_memory_that_was_freed_are_others(run: Run) -> None:
+    taker, got = Subscriber(run.place, **ALONE), blank()
+    memory = torch.zeros(NUMEL).numpy()
+    got["w"] = torch.from_numpy(memory)
+    run.publish(1)
+    taker.update(got)
+    run.publish(2)
+    memory[:] = 3
+    del got["w"]
+    got["w"] = torch.from_numpy(memory)  # at the same address
+    assert taker.update(got) == 2
+    assert run.is_at(got, 2)
+
+
 def test_a_base_that_fails_leaves_no_empty_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its copy was made for other keys, and has never been filled."""
     taker, got = Subscriber(run.place, **ALONE), blank()
