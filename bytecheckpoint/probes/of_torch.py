@@ -56,6 +56,7 @@ SAVE_AND_LOAD = Feature(
             has=("_metadata", "_local_shards", "_process_group", "_init_rrefs"),
         ),
         Probe("torch:Tensor", "LocalChunks are tensors without memory.", has=("_make_wrapper_subclass",)),
+        Probe("torch:Tensor", "A Subscriber sees that its tensors were written to.", has=("_version",)),
         Probe(
             "torch.distributed.tensor:DTensor",
             "Its specification says in which order the axes of its mesh shard a dim.",

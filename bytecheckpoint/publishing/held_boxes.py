@@ -38,12 +38,14 @@ class HeldBox:
         shape: Shape of the whole tensor.
         offsets: Where the box begins in it.
         tensor: What holds the box, on any device, with any strides.
+        value: What stands in the state: the tensor itself, or what it is a part of.
     """
 
     fqn: str
     shape: Numbers
     offsets: Numbers
     tensor: torch.Tensor
+    value: torch.Tensor
 
     @property
     def key(self) -> str:
@@ -67,14 +69,15 @@ class HeldBox:
 
     @property
     def memory(self) -> tuple[object, ...]:
-        """What tells its memory from that of another tensor.
+        """What tells its memory from that of another tensor, and from itself after torch has written to it.
 
-        The address alone does not: memory that was freed is handed out again. So it has a weak reference, which is equal
-        to another one only if both are of the same storage, or both are the same object.
+        The address alone does not: memory that was freed is handed out again. A weak reference is equal to another one
+        only if both are of the same storage, or both are the same object.
         """
         tensor = self.tensor
         storage = weakref.ref(tensor.untyped_storage())
-        return self.key, storage, tensor.data_ptr(), tensor.stride(), str(tensor.dtype), str(tensor.device)
+        layout = tensor.data_ptr(), tensor.stride(), str(tensor.dtype), str(tensor.device)
+        return self.key, storage, layout, _num_writes(tensor), _num_writes(self.value)
 
     def overlaps(self, offsets: Numbers, sizes: Numbers) -> bool:
         """Whether it has elements of another box of the same tensor."""
@@ -105,7 +108,7 @@ class Held:
 
     @property
     def memory(self) -> tuple[object, ...]:
-        """What tells the tensors that were filled from others."""
+        """What tells the tensors that were filled from others, and whether they were written to since."""
         return tuple(box.memory for box in self.boxes)
 
     def put(self, state: Any, fqn: str, value: Any) -> None:
@@ -143,7 +146,7 @@ def held_in(call: tuple[str, str], state: Mapping[str, Any], *, is_filled: bool 
     objects: dict[str, Any] = {}
     for fqn, value in with_pieces(flat).items():
         if isinstance(value, torch.Tensor):
-            boxes += _boxes_of(call, fqn, value)
+            boxes += _boxes_of(call, fqn, value, flat[fqn])
         else:
             objects[fqn] = value
     return Held(tuple(box for box in boxes if box.tensor.numel() > 0), objects, paths)
@@ -163,7 +166,12 @@ def box_of_key(key: str) -> tuple[str, Numbers, Numbers] | None:
     return (match[1], offsets, sizes) if len(offsets) == len(sizes) else None
 
 
-def _boxes_of(call: tuple[str, str], fqn: str, value: torch.Tensor) -> list[HeldBox]:
+def _num_writes(tensor: torch.Tensor) -> int:
+    """Returns how often torch has written to it. What is written through a DTensor does not count for its local one."""
+    return 0 if tensor.is_inference() else tensor._version  # an inference tensor does not count
+
+
+def _boxes_of(call: tuple[str, str], fqn: str, value: torch.Tensor, whole: torch.Tensor) -> list[HeldBox]:
     shape = tuple(value.shape)
     if type(value) is LocalChunks:
         parts = list(zip(value.offsets, value.tensors, strict=True))
@@ -176,7 +184,7 @@ def _boxes_of(call: tuple[str, str], fqn: str, value: torch.Tensor) -> list[Held
         parts = [((0,) * value.ndim, value)]
     else:
         _refuse(call, fqn, value)
-    return [HeldBox(fqn, shape, at, _plain(call, fqn, tensor)) for at, tensor in parts]
+    return [HeldBox(fqn, shape, at, _plain(call, fqn, tensor), whole) for at, tensor in parts]
 
 
 def _plain(call: tuple[str, str], fqn: str, tensor: torch.Tensor) -> torch.Tensor:

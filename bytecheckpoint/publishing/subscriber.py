@@ -49,7 +49,7 @@ class Subscriber:
     A small file in the place says where it stands, so that the publisher keeps the deltas that it needs. It expires.
 
     Making it is local, ``update`` and ``close`` are collective. One thread may use it at a time. Between two updates
-    nobody else may write to the tensors.
+    nobody else may write to the tensors: what torch writes is noticed, other writes are not.
 
     Args:
         place: Folder or URL in which is published, shared by all ranks.
@@ -115,7 +115,7 @@ class Subscriber:
         Args:
             state: Nested dicts and lists, with all or some of the keys that are published, in the same shapes and
                 dtypes. Tensors are filled, on whatever device; other values are replaced. With other tensors than at
-                the update before, it takes a base.
+                the update before, or if torch has written to them since, it takes a base.
 
         Returns:
             The new version; None if there is no newer one, and the state is as it was.
@@ -136,8 +136,16 @@ class Subscriber:
         )
         held = all_together(group, *call, lambda: held_in(call, state, is_filled=True))
         if held.memory != self._memory:
-            self._at, self._memory = None, held.memory
+            self._at = None
         self._damaged.clear()  # storage may have read wrongly once
+        try:
+            return self._updated(group, call, held, state)
+        finally:
+            self._memory = held.memory  # as it was left
+
+    def _updated(
+        self, group: dist.ProcessGroup | None, call: tuple[str, str], held: Held, state: dict[str, Any]
+    ) -> int | None:
         began = self._agreed(group, call)
         failure: CheckpointError | None = None
         for _ in range(_MOST_TRIES):

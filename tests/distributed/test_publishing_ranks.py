@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from support.ranks import run_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import bytecheckpoint
@@ -308,3 +309,26 @@ def fails_late_on_one(place: Path) -> None:
 
 def test_what_fails_late_on_one_rank_fails_on_all(tmp_path: Path) -> None:
     run_ranks(2, fails_late_on_one, tmp_path)
+
+
+def written_through_a_dtensor(place: Path) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    publisher, subscriber = Publisher(place), Subscriber(place)
+    layer, other = torch.nn.Linear(9, 7), torch.nn.Linear(9, 7)
+    fully_shard(layer, mesh=mesh)
+    fully_shard(other, mesh=mesh)
+    for version in (1, 2, 3):
+        with torch.no_grad():
+            layer.weight.to_local()[:1] = version  # type: ignore[operator]
+        publisher.publish(layer.state_dict(), version)
+        assert subscriber.update(other.state_dict()) == version
+        assert torch.equal(layer.weight.full_tensor(), other.weight.full_tensor())  # type: ignore[operator]
+        other(torch.ones(1, 9))
+        if version == 2:
+            assert subscriber._taken is not None
+            assert subscriber._taken.builds_on == 1, "each state_dict() has the same tensors, and a forward writes none"
+            other.state_dict()["weight"].mul_(3)
+
+
+def test_writes_through_a_dtensor_are_seen(tmp_path: Path) -> None:
+    run_ranks(2, written_through_a_dtensor, tmp_path)

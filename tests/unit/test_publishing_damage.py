@@ -260,6 +260,23 @@ def test_tensors_in_memory_that_was_freed_are_others(run: Run) -> None:
     assert run.is_at(got, 2)
 
 
+def test_tensors_that_were_written_to_get_a_base(run: Run) -> None:
+    taker, got = Subscriber(run.place, **ALONE), blank()
+    run.publish(1)
+    taker.update(got)
+    got["w"][5] = 77
+    run.publish(2)
+    assert taker.update(got) == 2
+    assert run.is_at(got, 2)
+    got["w"].view(10, -1)[3].zero_()
+    assert taker.update(got) == 2, "the version is not newer, but the tensor does not have it"
+    assert run.is_at(got, 2)
+    assert taker.update(got) is None
+    run.publish(3)
+    run.folder("base", 1).rename(run.place / "away")
+    assert taker.update(got) == 3, "its own writes do not count: it takes the delta"
+
+
 def test_a_base_that_fails_leaves_no_empty_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its copy was made for other keys, and has never been filled."""
     taker, got = Subscriber(run.place, **ALONE), blank()
