@@ -94,17 +94,21 @@ class Held:
     Attributes:
         boxes: The boxes, in the order of the state.
         objects: What is no tensor, by its name in the flat state.
+        state: The state, with each ``Stateful`` replaced by what its ``state_dict()`` returned, which is called once.
+        tensors: Name, shape and dtype of each tensor, of those, too, of which this rank has no elements.
         paths: For each name in the flat state, its path through nested dicts and lists.
     """
 
     boxes: tuple[HeldBox, ...]
     objects: dict[str, Any]
+    state: dict[str, Any]
+    tensors: tuple[tuple[str, Numbers, str], ...]
     paths: Mapping[str, Sequence[str | int]]
 
     @property
     def layout(self) -> tuple[object, ...]:
         """What must not change between a version and a delta that builds on it."""
-        return (*(box.layout for box in self.boxes), *self.objects)
+        return (*(box.layout for box in self.boxes), *self.tensors, *self.objects)
 
     @property
     def memory(self) -> tuple[object, ...]:
@@ -149,7 +153,8 @@ def held_in(call: tuple[str, str], state: Mapping[str, Any], *, is_filled: bool 
             boxes += _boxes_of(call, fqn, value, flat[fqn])
         else:
             objects[fqn] = value
-    return Held(tuple(box for box in boxes if box.tensor.numel() > 0), objects, paths)
+    tensors = tuple((fqn, tuple(v.shape), str(v.dtype)) for fqn, v in flat.items() if isinstance(v, torch.Tensor))
+    return Held(tuple(box for box in boxes if box.tensor.numel() > 0), objects, plain, tensors, paths)
 
 
 def key_of_box(fqn: str, offsets: Sequence[int], sizes: Sequence[int]) -> str:

@@ -175,7 +175,7 @@ class Publisher:
         right = Right(self._place, self._config)
         try:
             why_base = said_by_the_first(group, call, lambda: self._begin(right, call, version))
-            report = self._published(group, call, held, state, version, user_metadata, why_base)
+            report = self._published(group, call, held, version, user_metadata, why_base)
             removed = said_by_the_first(group, call, self._prune)
         finally:
             right.give_back()
@@ -218,7 +218,6 @@ class Publisher:
         group: dist.ProcessGroup | None,
         call: tuple[str, str],
         held: Held,
-        state: Mapping[str, Any],
         version: int,
         user_metadata: Any,
         begun: tuple[str, str],
@@ -243,10 +242,10 @@ class Publisher:
             self._keep(group, call, now, lambda copy: copy.apply(delta, self._config.staging_threads))
             self._since_base += 1
             if self._since_base >= self._base_every:
-                self._add_base(state, now, user_metadata, call, saves)
+                self._add_base(held.state, now, user_metadata, call, saves)
         else:
             self._make_room(group, call, held)
-            saves.append(self._saved(BASE, state, now, None, user_metadata, call))
+            saves.append(self._saved(BASE, held.state, now, None, user_metadata, call))
             self._layout, self._since_base = held.layout, 0
             self._keep(group, call, now, lambda copy: copy.take(held.boxes))
         kinds = [DELTA] * (not why_base) + [BASE] * (self._since_base == 0)

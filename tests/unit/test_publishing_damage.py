@@ -297,3 +297,33 @@ def test_a_base_that_fails_leaves_no_empty_copy(run: Run, monkeypatch: pytest.Mo
     run.publish(2)
     assert taker.update(got) == 2
     assert run.is_at(got, 2)
+
+
+def test_a_stateful_is_asked_once_for_a_version(tmp_path: Path) -> None:
+    """Else the base has what it says the second time, and deltas build on what it said the first time."""
+
+    class Counting:
+        num_calls = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            self.num_calls += 1
+            return {"w": torch.zeros(NUMEL).index_fill_(0, torch.tensor([self.num_calls]), 1.0)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise AssertionError
+
+    app, got = Counting(), {"app": {"w": torch.ones(NUMEL)}}
+    publisher, taker = Publisher(tmp_path, **ALONE), Subscriber(tmp_path, **ALONE)
+    for version in (1, 2, 3):
+        assert publisher.publish({"app": app}, version).kind == ("base" if version == 1 else "delta")
+        assert app.num_calls == version
+        assert taker.update(got) == version
+        assert got["app"]["w"].nonzero().tolist() == [[version]]
+
+
+def test_tensors_without_elements_count_as_others(tmp_path: Path) -> None:
+    publisher, taker = Publisher(tmp_path, **ALONE), Subscriber(tmp_path, **ALONE)
+    publisher.publish({"w": torch.zeros(9), "none": torch.zeros(0, 3)}, 1)
+    state = {"w": torch.zeros(9), "none": torch.zeros(0, 5), "more": torch.zeros(0)}
+    assert publisher.publish(state, 2).kind == "base"
+    assert taker.update(state) == 2
