@@ -195,13 +195,14 @@ def _boxes_of(call: tuple[str, str], fqn: str, value: torch.Tensor, whole: torch
 def _plain(call: tuple[str, str], fqn: str, tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
         _refuse(call, fqn, tensor)
-    if tensor.is_conj() or tensor.is_neg():
+    if tensor.is_conj() or tensor.is_neg() or tensor.is_meta:
         _refuse(call, fqn, tensor)
     return tensor.detach()
 
 
 def _refuse(call: tuple[str, str], fqn: str, value: torch.Tensor) -> Any:
     raise UnsupportedError(
-        f"{call[0]}({call[1]}): '{fqn}' is a {type(value).__qualname__} of {value.dtype}, {value.layout}: plain "
-        "tensors, DTensors of them and LocalChunks can be published; leave it out of the state, or pass its parts"
+        f"{call[0]}({call[1]}): '{fqn}' is a {type(value).__qualname__} of {value.dtype}, {value.layout}, on "
+        f"{value.device}: plain tensors with memory, DTensors of them and LocalChunks can be published; leave it out "
+        "of the state, or pass its parts"
     )

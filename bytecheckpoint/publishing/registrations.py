@@ -39,13 +39,16 @@ class Registration:
         return self.version if self.reads is None else self.reads - 1
 
 
+_UNREADABLE = Registration(-1, None, 3600.0)
+
+
 def check_subscriber(name: str) -> str:
     """Returns the name of a subscriber.
 
     Raises:
         ConfigError: It cannot be a part of the name of a file.
     """
-    if _NAME.fullmatch(name) is None:
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise ConfigError(f"Subscriber(name={name!r}): must be 1 to 80 letters, digits, '_', '.' or '-'")
     return name
 
@@ -76,7 +79,8 @@ class Registrations:
     def alive(self) -> list[Registration]:
         """Returns those that have not expired, by the clock of this machine and that of the storage.
 
-        Files of those that expired are removed. One that cannot be read counts as one that needs everything.
+        Files of those that expired are removed. One that cannot be read counts as one that needs everything,
+        for an hour: whoever wrote it may be gone.
         """
         found = []
         for name, changed_ns in self._folder.file_times().items():
@@ -86,10 +90,10 @@ class Registrations:
             if content is None:
                 continue  # it has just left
             registration = _parsed(content)
-            if registration is not None and time.time() - changed_ns / 1e9 > registration.expires_s:
+            if time.time() - changed_ns / 1e9 > registration.expires_s:
                 self._folder.remove_file(name)
                 continue
-            found.append(registration or Registration(-1, None, 0.0))
+            found.append(registration)
         return found
 
 
@@ -97,12 +101,12 @@ def _file_of(name: str) -> str:
     return f"{_PREFIX}{name}{_SUFFIX}"
 
 
-def _parsed(content: bytes) -> Registration | None:
+def _parsed(content: bytes) -> Registration:
     try:
         values = json.loads(content)
         version, reads, expires_s = values["version"], values["reads"], float(values["expires_s"])
     except (ValueError, KeyError, TypeError):
-        return None
+        return _UNREADABLE
     if not all(number is None or isinstance(number, int) for number in (version, reads)):
-        return None
+        return _UNREADABLE
     return Registration(version, reads, expires_s)

@@ -77,7 +77,7 @@ class Subscriber:
         no_dist: bool = False,
         config: Config | None = None,
     ) -> None:
-        if isinstance(expires_s, bool) or not expires_s > 0:
+        if isinstance(expires_s, bool) or not isinstance(expires_s, int | float) or not expires_s > 0:
             raise ConfigError(f"Subscriber(expires_s={expires_s!r}): must be a number of seconds > 0")
         self._place = place_of(place)
         self._name = check_subscriber(name or f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}")

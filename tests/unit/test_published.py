@@ -132,16 +132,19 @@ def test_registrations(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     hour_ago = time.time() - 3600
     os.utime(tmp_path / "subscriber-late.json", (hour_ago, hour_ago))
+    (tmp_path / "subscriber-torn.json").write_text('{"version": 3, "re')
+    os.utime(tmp_path / "subscriber-torn.json", (hour_ago - 60, hour_ago - 60))
     found = registrations.alive()
     assert {each.oldest for each in found} == {3, 1, -1}  # one that cannot be read needs everything
     assert not (tmp_path / "subscriber-late.json").exists()
+    assert not (tmp_path / "subscriber-torn.json").exists(), "nobody has written it again for an hour"
     registrations.remove("a")
     registrations.remove("a")
     assert len(registrations.alive()) == 2
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..\n", "x" * 81])
-def test_names_of_subscribers(name: str) -> None:
+@pytest.mark.parametrize("name", ["", "a/b", "..\n", "x" * 81, 5])
+def test_names_of_subscribers(name: Any) -> None:
     with pytest.raises(ConfigError, match="letters"):
         check_subscriber(name)
 

@@ -411,11 +411,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="float32"):
         subscriber.update({"w": torch.zeros(3)})
     assert subscriber.version is None
+    with pytest.raises(UnsupportedError, match="on meta: plain tensors"):
+        subscriber.update({"w": torch.zeros(3, device="meta")})
     for arguments in ({"base_every": 0}, {"keep_versions": True}):
         with pytest.raises(ConfigError, match="must be an int >= 1"):
             Publisher(tmp_path, **arguments)
-    with pytest.raises(ConfigError, match="expires_s"):
-        Subscriber(tmp_path, expires_s=0)
+    for expires_s in (0, float("nan"), "60", None):
+        with pytest.raises(ConfigError, match="expires_s"):
+            Subscriber(tmp_path, expires_s=expires_s)  # type: ignore[arg-type]
 
 
 def test_the_copy_is_said_and_refused_ahead(
