@@ -150,7 +150,8 @@ class Versions:
     def way(self, at: Standing | None, avoided: Collection[str] = ()) -> list[Published] | None:
         """Returns what leads from ``at`` to the newest version that can be reached, of the fewest bytes.
 
-        It is deltas in the order in which they are applied, or a base and the deltas behind it.
+        It is deltas in the order in which they are applied, or a base and the deltas behind it. If nothing leads to
+        what is newer, all is looked at again: somebody may have emptied the place and begun anew.
 
         Args:
             at: Where to begin; None needs a base.
@@ -160,6 +161,13 @@ class Versions:
             The steps; None if nothing newer can be reached.
         """
         names = {key: name for key, name in self.names().items() if name not in avoided}
+        steps = self._newest_way(at, names)
+        if steps is None and self._known and any(at is None or version > at.version for version, _ in names):
+            self._known.clear()
+            steps = self._newest_way(at, names)
+        return steps
+
+    def _newest_way(self, at: Standing | None, names: dict[tuple[int, str], str]) -> list[Published] | None:
         for version in sorted({version for version, _ in names}, reverse=True):
             if at is not None and version <= at.version:
                 break

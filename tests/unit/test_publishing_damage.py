@@ -135,6 +135,19 @@ def test_deltas_that_are_moved_or_copied_count_for_nothing(run: Run, tmp_path: P
     assert run.is_at(got, 2)
 
 
+def test_a_place_that_was_emptied_and_is_published_to_anew(run: Run) -> None:
+    taker, got = Subscriber(run.place, **ALONE), blank()
+    run.publish(1, 2, 3)
+    taker.update(got)
+    shutil.rmtree(run.place)
+    again = Run(run.place)
+    again.publish(1, 2, 3)
+    assert taker.update(got) is None
+    again.publish(4)
+    assert taker.update(got) == 4, "deltas 2 and 3 are not those that it has seen"
+    assert again.is_at(got, 4)
+
+
 def test_the_base_is_removed_while_it_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.publish(1, 2)
     taker, got = Subscriber(run.place, registers=False, **ALONE), blank()
