@@ -26,12 +26,15 @@ class Delta:
     Attributes:
         tensors: The keys of a delta with their tensors: positions and values, in host memory.
         patches: The changes as ``_C.apply_patches`` takes them, for the copy.
-        num_elements: Number of elements that have changed.
     """
 
     tensors: dict[str, torch.Tensor]
     patches: list[_C.Patch]
-    num_elements: int
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements that have changed."""
+        return sum(positions.numel() for *_, positions, _ in self.patches)
 
     @property
     def num_bytes(self) -> int:
@@ -70,14 +73,14 @@ class KeptCopy:
         own = [box for box in boxes if box.key in self._copies]
         here = [box for box in own if box.is_on_host]
         left = self.num_bytes + _SLACK_BYTES
-        delta = Delta({}, [], 0)
+        delta = Delta({}, [])
         for group in ([here] if here else []) + [[box] for box in own if not box.is_on_host]:
             copies = [self._copies[box.key] for box in group]
             now = [box.tensor.cpu() for box in group]
-            found = _C.find_changes(now, copies, num_threads=num_threads, most_bytes=left - delta.num_bytes)
+            found = _C.find_changes(now, copies, num_threads=num_threads, most_bytes=left)
             if found is None:
                 return None
-            delta = _joined(delta, group, copies, found)
+            left -= _add(delta, group, copies, found)
         return delta
 
     def apply(self, delta: Delta, num_threads: int) -> None:
@@ -90,20 +93,21 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.element_size() > 8 else tensor.view(_INTEGERS[tensor.element_size()])
 
 
-def _joined(delta: Delta, boxes: Sequence[HeldBox], copies: Sequence[torch.Tensor], found: _C.Changes) -> Delta:
-    tensors, patches = dict(delta.tensors), list(delta.patches)
-    counts = found.counts
-    for number, (box, copy, count) in enumerate(zip(boxes, copies, counts, strict=True)):
+def _add(delta: Delta, boxes: Sequence[HeldBox], copies: Sequence[torch.Tensor], found: _C.Changes) -> int:
+    """Adds what was found to a delta, and returns its bytes."""
+    num_bytes = 0
+    for number, (box, copy, count) in enumerate(zip(boxes, copies, found.counts, strict=True)):
         if not count:
             continue
         wide = _C.position_bytes(copy.numel()) == 8
         positions = torch.empty(count, dtype=torch.uint64 if wide else torch.uint32, device="cpu")
         values = torch.empty(count, dtype=copy.dtype, device="cpu")
         found.write(number, positions, values)
-        tensors[POSITIONS + box.key], tensors[VALUES + box.key] = positions, values
+        delta.tensors[POSITIONS + box.key], delta.tensors[VALUES + box.key] = positions, values
         origin = [0] * copy.ndim
-        patches.append((copy, origin, origin, list(copy.shape), positions, values))
-    return Delta(tensors, patches, delta.num_elements + sum(counts))
+        delta.patches.append((copy, origin, origin, list(copy.shape), positions, values))
+        num_bytes += count * (positions.element_size() + values.element_size())
+    return num_bytes
 
 
 def why_too_large(num_bytes: int, here: str, on_host: int) -> str:
