@@ -180,7 +180,7 @@ def _boxes_of(call: tuple[str, str], fqn: str, value: torch.Tensor, whole: torch
     shape = tuple(value.shape)
     if type(value) is LocalChunks:
         parts = list(zip(value.offsets, value.tensors, strict=True))
-    elif type(value) is DTensor:
+    elif type(value) is DTensor and not any(placement.is_partial() for placement in value.placements):
         with torch.no_grad():
             local = value.to_local()
         offsets = [tuple(chunk.offsets) for chunk in _compat.chunks_of(value)] if local.numel() else []

@@ -105,7 +105,7 @@ def _parsed(content: bytes) -> Registration:
     try:
         values = json.loads(content)
         version, reads, expires_s = values["version"], values["reads"], float(values["expires_s"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return _UNREADABLE
     if not all(number is None or isinstance(number, int) for number in (version, reads)):
         return _UNREADABLE

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from support.ranks import run_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 import bytecheckpoint
 from bytecheckpoint import Publisher, Subscriber
@@ -221,6 +221,8 @@ def refused_on_all(place: Path) -> list[str]:
         refusals.append(caught.value)
 
     refuse(UnsupportedError, first, {"w": torch.zeros(2).to_sparse()} if rank == 1 else state, 1)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    refuse(UnsupportedError, first, {"w": DTensor.from_local(torch.ones(2), mesh, [Partial()])}, 1)
     refuse(ConfigError, first, state, 1 + rank)
     with pytest.MonkeyPatch.context() as patched:
         if rank == 1:
@@ -243,7 +245,7 @@ def refused_on_all(place: Path) -> list[str]:
 
 
 def test_what_fails_on_one_rank_fails_on_all(tmp_path: Path) -> None:
-    names = ["UnsupportedError", "ConfigError", "StagingFullError", "CheckpointBusyError"]
+    names = ["UnsupportedError", "UnsupportedError", "ConfigError", "StagingFullError", "CheckpointBusyError"]
     assert run_ranks(2, refused_on_all, tmp_path) == [names] * 2
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -134,13 +135,16 @@ def test_registrations(tmp_path: Path) -> None:
     os.utime(tmp_path / "subscriber-late.json", (hour_ago, hour_ago))
     (tmp_path / "subscriber-torn.json").write_text('{"version": 3, "re')
     os.utime(tmp_path / "subscriber-torn.json", (hour_ago - 60, hour_ago - 60))
+    odd = {"version": 3, "reads": None, "expires_s": 10**400}
+    (tmp_path / "subscriber-large.json").write_text(json.dumps(odd))
+    (tmp_path / "subscriber-deep.json").write_text("[" * 4000)
     found = registrations.alive()
     assert {each.oldest for each in found} == {3, 1, -1}  # one that cannot be read needs everything
     assert not (tmp_path / "subscriber-late.json").exists()
     assert not (tmp_path / "subscriber-torn.json").exists(), "nobody has written it again for an hour"
     registrations.remove("a")
     registrations.remove("a")
-    assert len(registrations.alive()) == 2
+    assert len(registrations.alive()) == 4
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..\n", "x" * 81, 5])
