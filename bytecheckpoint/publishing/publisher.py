@@ -174,18 +174,19 @@ class Publisher:
         held = all_together(group, *call, lambda: held_in(call, state))
         right = Right(self._place, self._config)
         try:
-            why_base = said_by_the_first(group, call, lambda: self._begin(right, call, version))
-            report = self._published(group, call, held, version, user_metadata, why_base)
+            begun = said_by_the_first(group, call, lambda: self._begin(right, call, version))
+            report = self._published(group, call, held, version, user_metadata, begun)
             removed = said_by_the_first(group, call, self._prune)
         finally:
             right.give_back()
         return replace(report, removed=tuple(removed), total_s=time.perf_counter() - begin)
 
-    def _begin(self, right: Right, call: tuple[str, str], version: int) -> tuple[str, str]:
+    def _begin(self, right: Right, call: tuple[str, str], version: int) -> tuple[str, str, bool]:
         """Takes the right to publish, and looks whether anybody else has published. On the lowest rank.
 
         Returns:
-            Why there must be a base, and the id of this publisher.
+            Why there must be a base, the id of this publisher, and whether a base is due behind a delta. A save may
+            fail on one rank alone, so ranks do not count by themselves.
 
         Raises:
             CheckpointBusyError: Another publisher is publishing, or has published.
@@ -207,11 +208,13 @@ class Publisher:
                 "versions must rise",
                 call[1],
             )
+        is_due = self._since_base + 1 >= self._base_every
         if self._last is None:
-            return "it is the first of this publisher", self._id
+            return "it is the first of this publisher", self._id, is_due
+        why = ""
         if newest is None or newest.standing != self._last:
-            return f"version {self._last.version}, published last, is not the newest there", self._last.publisher
-        return "", self._last.publisher
+            why = f"version {self._last.version}, published last, is not the newest there"
+        return why, self._last.publisher, is_due
 
     def _published(
         self,
@@ -220,9 +223,9 @@ class Publisher:
         held: Held,
         version: int,
         user_metadata: Any,
-        begun: tuple[str, str],
+        begun: tuple[str, str, bool],
     ) -> PublishReport:
-        why_base, publisher = begun
+        why_base, publisher, is_due = begun
         now = Standing(version, publisher)
         begin = time.perf_counter()
         why_base, delta = self._found(group, call, held, why_base)
@@ -241,7 +244,7 @@ class Publisher:
             saves.append(self._saved(DELTA, changes, now, self._last.version, user_metadata, call))
             self._keep(group, call, now, lambda copy: copy.apply(delta, self._config.staging_threads))
             self._since_base += 1
-            if self._since_base >= self._base_every:
+            if is_due:
                 self._add_base(held.state, now, user_metadata, call, saves)
         else:
             self._make_room(group, call, held)

@@ -334,3 +334,30 @@ def written_through_a_dtensor(place: Path) -> None:
 
 def test_writes_through_a_dtensor_are_seen(tmp_path: Path) -> None:
     run_ranks(2, written_through_a_dtensor, tmp_path)
+
+
+def a_base_fails_on_one(place: Path) -> list[str]:
+    publisher = Publisher(place, base_every=2)
+    state = {"w": torch.zeros(1000)}
+    kinds = []
+    saved = publisher._saved
+
+    def fails(kind: str, *call: Any) -> Any:
+        report = saved(kind, *call)
+        if kind == "base" and dist.get_rank() == 1:
+            raise CheckpointError("behind the commit")
+        return report
+
+    for version in range(1, 7):
+        state["w"][version] = 1
+        with pytest.MonkeyPatch.context() as patched:
+            if version == 3:
+                patched.setattr(publisher, "_saved", fails)
+            kinds.append(publisher.publish(state, version).kind)
+    return kinds
+
+
+def test_all_ranks_publish_the_same_bases(tmp_path: Path) -> None:
+    first, other = run_ranks(2, a_base_fails_on_one, tmp_path)
+    assert first == ["base", "delta", "delta and base", "delta", "delta and base", "delta"]
+    assert other[:2] + other[3:] == first[:2] + first[3:]
