@@ -90,6 +90,7 @@ class Subscriber:
         self._memory: tuple[object, ...] = ()  # what tells the tensors that have it
         self._damaged: set[str] = set()  # names of what this update has found damaged
         self._said: tuple[Registration, float] | None = None
+        self._is_warned = False  # that it is not registered
 
     @property
     def version(self) -> int | None:
@@ -201,12 +202,13 @@ class Subscriber:
             Registrations(self._place).write(self._name, registration)
             self._said = registration, time.monotonic()
         except CheckpointError as error:
-            self._registers = False
-            _logger.warning(
-                "Subscriber(%s): it is not registered, so deltas that it needs may be removed: %s",
-                self._place,
-                str(error),
-            )
+            if not self._is_warned:
+                _logger.warning(
+                    "Subscriber(%s): it is not registered, so deltas that it needs may be removed: %s",
+                    self._place,
+                    str(error),
+                )
+            self._is_warned = True  # it tries again at the next update
 
     def _tried(
         self,

@@ -340,3 +340,18 @@ def test_tensors_without_elements_count_as_others(tmp_path: Path) -> None:
     state = {"w": torch.zeros(9), "none": torch.zeros(0, 5), "more": torch.zeros(0)}
     assert publisher.publish(state, 2).kind == "base"
     assert taker.update(state) == 2
+
+
+def test_a_registration_that_fails_is_made_up_for(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.publish(1)
+    file = run.place / "subscriber-x.json"
+    file.mkdir()  # no file can take its name
+    taker, got = Subscriber(run.place, name="x", **ALONE), blank()
+    assert taker.update(got) == 1
+    assert taker.update(got) is None
+    assert caplog.text.count("it is not registered") == 1
+    file.rmdir()
+    taker.update(got)
+    assert file.is_file()
+    taker.close()
+    assert not file.exists()
