@@ -111,7 +111,7 @@ def read_delta(
     for wanted in read._wanted:
         key = key_of_box(wanted.boxes[0].fqn, wanted.offsets, wanted.sizes)
         into[POSITIONS + key], into[VALUES + key] = wanted.positions, wanted.values
-    into |= {OBJECT + fqn: None for fqn in read.objects}
+    into |= {OBJECT + fqn: value for fqn, value in read.objects.items()}
     load_state_dict(
         place,
         into,
@@ -133,8 +133,12 @@ def _chosen(place: Place, held: Held, config: Config) -> ReadDelta:
         of_tensor.setdefault(box.fqn, []).append(box)
     read = ReadDelta()
     for key, dtype, shape, *_ in stored.contents():
-        if key.startswith(OBJECT) and key.removeprefix(OBJECT) in held.objects:
-            read.objects[key.removeprefix(OBJECT)] = None
+        if key.startswith(OBJECT):
+            name = key.removeprefix(OBJECT)
+            if name in held.objects:
+                read.objects[name] = None
+            elif name in of_tensor:  # a number is loaded into a tensor, as it is from a base
+                read.objects[name] = torch.empty_like(of_tensor[name][0].tensor)
         named = box_of_key(key)
         if named is None or dtype is None or len(shape) != 1:
             continue

@@ -116,7 +116,12 @@ class Held:
         return tuple(box.memory for box in self.boxes)
 
     def put(self, state: Any, fqn: str, value: Any) -> None:
-        """Replaces an object in the nested state that this was made of."""
+        """Replaces an object in the nested state that this was made of, or fills the tensor that is there."""
+        if fqn not in self.objects:
+            for box in self.boxes:
+                if box.fqn == fqn:
+                    box.tensor.copy_(value)
+            return
         *parents, last = self.paths[fqn]
         for name in parents:
             state = state[name]

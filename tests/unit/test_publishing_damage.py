@@ -355,3 +355,12 @@ def test_a_registration_that_fails_is_made_up_for(run: Run, caplog: pytest.LogCa
     assert file.is_file()
     taker.close()
     assert not file.exists()
+
+
+def test_numbers_go_into_a_tensor_from_a_delta_too(tmp_path: Path) -> None:
+    publisher, taker = Publisher(tmp_path, **ALONE), Subscriber(tmp_path, **ALONE)
+    got = {"w": torch.ones(9), "step": torch.tensor(0)}
+    for version in (1, 2, 3):
+        publisher.publish({"w": torch.zeros(9), "step": version}, version)
+        assert taker.update(got) == version
+        assert torch.equal(got["step"], torch.tensor(version))
