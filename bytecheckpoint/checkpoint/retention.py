@@ -16,6 +16,7 @@ from bytecheckpoint.checkpoint.commit_order import CommitOrder, Step, commit_ord
 from bytecheckpoint.checkpoint.keeping import KeepBest, best_of, check_keep_best, pins_of, young_of
 from bytecheckpoint.checkpoint.steps import scan_steps
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.foreign_formats import other_writer
 from bytecheckpoint.errors import CheckpointError, ConfigError
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.runtime.per_process import PerProcess
@@ -137,6 +138,8 @@ class Retention:
         keep_within_s: Also keep what was committed within so many seconds before now.
         pattern: Pattern of the names of step folders; see ``scan_steps``.
         remove_corrupt: Whether to also remove damaged and incomplete checkpoints, if a newer step is complete.
+        remove_foreign: Whether to also remove checkpoints in formats of other libraries that can be read here, such as
+            those of Megatron-Core. Checkpoints of DCP are no such.
         remove_others: If False, only files of a checkpoint are removed. A folder with other files then stays, without a
             checkpoint.
         grace_s: Seconds; see above. The default is the time after which a save has lost its right to commit.
@@ -156,6 +159,7 @@ class Retention:
     keep_within_s: float | None = None
     pattern: str | None = None
     remove_corrupt: bool = False
+    remove_foreign: bool = False
     remove_others: bool = True
     grace_s: float = Config.commit_deadline_s
     all_ranks: bool = False
@@ -296,8 +300,11 @@ class Retention:
     ) -> bool:
         if folder.state == "unknown":
             return False
+        writer = other_writer(as_place(folder.path)) if folder.is_foreign and not self.remove_foreign else ""
         if folder.is_being_saved:
             why = "a save is under way"
+        elif writer:
+            why = f"{writer}, which only remove_foreign=True removes"
         elif folder.state not in ("complete", "part", "half") and not self.remove_corrupt:
             why = f"{folder.state}: {folder.reason}"
         elif folder.state not in ("complete", "part", "half") and folder in newer:

@@ -9,10 +9,11 @@ import os
 from bytecheckpoint.checkpoint.keeping import IS_DRAINED, drains_of
 from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.config import Config
+from bytecheckpoint.contents.foreign_formats import folder_format
 from bytecheckpoint.errors import CheckpointError, UnsupportedError
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import inspect_step, is_bare
-from bytecheckpoint.storage.paths import below, check_name, location
+from bytecheckpoint.storage.paths import as_place, below, check_name, location
 from bytecheckpoint.storage.step_folder import StepFolder, folder_of, step_paths
 from bytecheckpoint.storage.step_places import has_all_files
 from bytecheckpoint.storage.tiers import Tiers
@@ -33,7 +34,8 @@ def scan_steps(
             from the nearest in which it is complete; ``StepFolder.tiers`` says what is where.
         pattern: Regular expression that matches the whole name of a step folder. Its first group is the step, of at
             most 18 digits. None matches ``step-100``, ``step_100``, ``step100``, ``global_step_100``,
-            ``checkpoint-100`` and ``100``.
+            ``checkpoint-100`` and ``100``; ``iter_0000100``, ``epoch_100`` and ``ep1-ba100``. Where there are
+            checkpoints of several of the last three and the others, it must be passed.
         deep: Whether to verify every byte of the complete checkpoints. Damaged ones are ``corrupt``.
         config: Settings for ``deep``, see ``verify``; and for the store, if ``root`` is a URL.
 
@@ -89,7 +91,9 @@ def look_at_step(step: int, path: str) -> StepFolder | None:
         found = inspect_step(path)
         if is_bare(found) and folder_at(path).is_removed():
             return None
-        return folder_of(step, path, found)
+        folder = folder_of(step, path, found)
+        foreign = folder_format(as_place(path)) if folder.state == "unknown" and not folder.has_mark else ""
+        return dataclasses.replace(folder, reason=foreign) if foreign else folder
     except CheckpointError as error:
         if folder_at(path).is_gone():
             return None

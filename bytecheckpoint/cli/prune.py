@@ -45,6 +45,7 @@ def _keep_best(ctx: click.Context, param: click.Parameter, value: str | None) ->
     "--pattern", metavar="PATTERN", help="Regular expression for names of step folders; its group is the step."
 )
 @click.option("--remove-corrupt", is_flag=True, help="Also remove damaged and incomplete checkpoints that are older.")
+@click.option("--remove-foreign", is_flag=True, help="Also remove checkpoints in formats of other libraries.")
 @click.option("--keep-others", is_flag=True, help="Remove only files of a checkpoint, and leave others in its folder.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and say what would be removed.")
 @json_option
@@ -58,6 +59,7 @@ def command(
     keep_days: float | None,
     pattern: str | None,
     remove_corrupt: bool,
+    remove_foreign: bool,
     keep_others: bool,
     dry_run: bool,
     as_json: bool,
@@ -83,6 +85,7 @@ def command(
         keep_within_s=None if keep_days is None else 86400 * keep_days,
         pattern=pattern,
         remove_corrupt=remove_corrupt,
+        remove_foreign=remove_foreign,
         remove_others=not keep_others,
     ).prune(dry_run=dry_run)
     if as_json:

@@ -9,17 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from bytecheckpoint.contents.foreign_formats import HEAD_BYTES, folder_format, foreign_file
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
+from bytecheckpoint.listing import listed
 from bytecheckpoint.storage.folders import folder_at, known
-from bytecheckpoint.storage.names import is_data, is_mark
+from bytecheckpoint.storage.names import RECORDS, is_data, is_mark
 from bytecheckpoint.storage.parts import REFERENCE, checkpoints_in, inspect_step
-from bytecheckpoint.storage.paths import location, name_of, parent_of
+from bytecheckpoint.storage.paths import as_place, location, name_of, parent_of
 from bytecheckpoint.storage.step_folder import step_paths, steps_there
 
 __all__ = ["explaining", "refuse_reference"]
 
 _MOST_NAMED = 20
-_HEAD_BYTES = 16
+_MOST_NAMES = 5  # of what is in a folder
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_HEAD_BYTES = 16  # that are shown
 
 
 @contextmanager
@@ -40,7 +44,7 @@ def _explained(error: CheckpointError, path: str | os.PathLike[str]) -> Checkpoi
     instead = ""
     try:
         refuse_reference(path, "open")
-        for look in (_parts_at, _steps_at, _file_at):
+        for look in (_parts_at, _folder_at, _steps_at, _file_at, _names_at):
             with suppress(CheckpointError):  # the folder does not exist, or cannot be looked at
                 instead = instead or look(path)
     except UnsupportedError as of_reference:
@@ -80,7 +84,10 @@ def _file_at(path: str | os.PathLike[str]) -> str:
     if is_mark(name) or is_data(name):
         return f"it is a file of a checkpoint: pass the folder of it, as '{parent_of(place)}'"
     num_bytes = "1 byte" if size == 1 else f"{size:,} bytes"
-    begin = f", and it begins with {head!r}" if head else ""
+    foreign = foreign_file(place, head)
+    if foreign:
+        return foreign
+    begin = f", and it begins with {head[:_HEAD_BYTES]!r}" if head else ""
     return (
         f"it is a file of {num_bytes} that is no checkpoint: neither of torch.save nor safetensors{begin}; a "
         "checkpoint of DCP is a folder"
@@ -94,9 +101,13 @@ def _size_and_head(path: Path) -> tuple[int, bytes]:
         if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for its writer
             return -1, b""
         with path.open("rb") as file:
-            return status.st_size, file.read(_HEAD_BYTES)
+            return status.st_size, file.read(HEAD_BYTES)
     except OSError:
         return -1, b""
+
+
+def _folder_at(path: str | os.PathLike[str]) -> str:
+    return folder_format(known(location(path)))
 
 
 def _parts_at(path: str | os.PathLike[str]) -> str:
@@ -111,6 +122,18 @@ def _parts_at(path: str | os.PathLike[str]) -> str:
     return f"it holds the {_listed('checkpoint', within)}: pass '{_joined(path, within[-1])}'" if within else ""
 
 
+def _names_at(path: str | os.PathLike[str]) -> str:
+    """Returns what a folder holds that has nothing known in it; "" if there is no folder."""
+    place = known(location(path))
+    folder = folder_at(place)
+    names = sorted(name for name in folder.names() if name != RECORDS) if folder.is_there() else []
+    if not names:
+        return ""
+    files = [name for name in names if name.endswith(_WEIGHTS)]
+    one = f"; pass one of its files, as '{_joined(path, files[0])}'" if files else ""
+    return f"no checkpoint there: the folder holds {listed(names, _MOST_NAMES)}{one}"
+
+
 def _joined(path: str | os.PathLike[str], name: str) -> str:
     return os.path.join(path, name)  # noqa: PTH118  # a URL, too
 
@@ -120,10 +143,11 @@ def _steps_at(path: str | os.PathLike[str]) -> str:
     if not steps:
         return ""
     numbers = [str(step) for step, _ in steps]
-    return (
-        f"it is a run folder with the {_listed('step', numbers)}: pass the folder of one, as '{steps[-1][1]}', or what "
-        f"bytecheckpoint.latest('{path}') gives"
-    )
+    run = f"it is a run folder with the {_listed('step', numbers)}"
+    of_newest = folder_format(as_place(steps[-1][1]))
+    if of_newest:
+        return f"{run}; of '{steps[-1][1]}': {of_newest}"
+    return f"{run}: pass the folder of one, as '{steps[-1][1]}', or what bytecheckpoint.latest('{path}') gives"
 
 
 def _listed(noun: str, names: list[str]) -> str:

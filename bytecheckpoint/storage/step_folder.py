@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.report.text import size_text
 from bytecheckpoint.storage.folders import folder_at, known
-from bytecheckpoint.storage.paths import below, location
-from bytecheckpoint.storage.step_names import compile_pattern, step_number
+from bytecheckpoint.storage.parts import PARTS
+from bytecheckpoint.storage.paths import Place, below, location
+from bytecheckpoint.storage.step_names import compile_pattern, step_number, what_it_counts
 
 __all__ = ["StepFolder", "folder_of", "step_paths", "steps_there"]
 
@@ -152,10 +154,39 @@ def step_paths(
     expression = compile_pattern(pattern)
     folder = known(location(root))
     names = folder_at(folder).folders(follow_links=follow_links)
-    numbers = [(step_number(match[1] or ""), name) for name in names if (match := expression.fullmatch(name))]
+    matches = [match for name in names if (match := expression.fullmatch(name))]
+    if pattern is None:
+        of_one_kind = _of_one_kind(folder, [match[0] for match in matches])
+        matches = [match for match in matches if match[0] in of_one_kind]
+    numbers = [(step_number(match[1] or ""), match[0]) for match in matches]
     return [
         (step, str(below(folder, name))) for step, name in sorted((n, name) for n, name in numbers if n is not None)
     ]
+
+
+def _of_one_kind(run: Place, names: list[str]) -> set[str]:
+    """Returns the names of step folders whose numbers count the same. Kinds without any checkpoint are left out.
+
+    Raises:
+        ConfigError: There are checkpoints of several kinds.
+    """
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(what_it_counts(name), []).append(name)
+    if len(kinds) < 2:
+        return {*names}
+
+    def has_mark(name: str) -> bool:
+        return any(folder_at(below(run, name, *part)).has(".metadata") for part in ((), *zip(PARTS)))
+
+    marked = {kind: found for kind, of_kind in kinds.items() if (found := [*filter(has_mark, of_kind)])}
+    if len(marked) > 1:
+        first, other = (min(of_kind) for of_kind in [*marked.values()][:2])
+        raise ConfigError(
+            f"{run}: it has steps of several kinds, as {first} and {other}, whose numbers count different things; pass "
+            "pattern=, a regular expression for the names of one kind whose group is the number"
+        )
+    return {*kinds[next(iter(marked), "steps" if "steps" in kinds else min(kinds))]}
 
 
 def steps_there(root: str | os.PathLike[str]) -> list[tuple[int, str]]:

@@ -16,10 +16,13 @@ __all__ = [
     "run_and_step",
     "run_of",
     "step_number",
+    "what_it_counts",
 ]
 
 MOST_DIGITS = 18  # of a step, so that it fits into an int64
-DEFAULT_PATTERN = r"(?:(?:global_)?step[-_]?|checkpoint[-_]?)?(\d+)"
+DEFAULT_PATTERN = r"(?:(?:global_)?step[-_]?|checkpoint[-_]?|iter_|epoch_|ep\d+-ba)?(\d+)"
+# What their numbers count, which differs by the name.
+_COUNTS = {"iter_": "iterations", "epoch_": "epochs", "ep": "batches"}
 
 
 def step_number(text: str) -> int | None:
@@ -45,6 +48,11 @@ def compile_pattern(pattern: str | None) -> re.Pattern[str]:
 def is_step_name(name: str) -> bool:
     """Whether a folder of that name is taken for a step where nobody says how steps are called."""
     return _DEFAULT.fullmatch(name) is not None
+
+
+def what_it_counts(name: str) -> str:
+    """Returns what the number in the name of a step folder counts: names of one run all count the same."""
+    return next((counts for begin, counts in _COUNTS.items() if name.startswith(begin)), "steps")
 
 
 def run_and_step(path: str) -> tuple[Place | None, int | None]:

@@ -33,6 +33,7 @@ def latest(
     role: str = "",
     *,
     before: int | str | os.PathLike[str] | None = None,
+    pattern: str | None = None,
     process_group: dist.ProcessGroup | None = None,
     config: Config | None = None,
 ) -> str | None:
@@ -56,9 +57,10 @@ def latest(
     mark, ``.metadata``; docs/retention.md says what that means for copies. A ``RuntimeWarning`` names the steps that
     have higher numbers and, if the tracker decides, the one that was committed last.
 
-    Step folders are those with names that ``scan_steps`` knows, whoever wrote them, and symbolic links with such names.
-    For each newer one that is passed over, a ``RuntimeWarning`` says why. A checkpoint is whole if the first look of a
-    load accepts it, which checks all of ``.metadata``, and if its files are there and its tensors have all elements.
+    Step folders are those with names that ``scan_steps`` knows, or that match ``pattern``, whoever wrote them, and
+    symbolic links with such names. For each newer one that is passed over, a ``RuntimeWarning`` says why. A checkpoint
+    is whole if the first look of a load accepts it, which checks all of ``.metadata``, and if its files are there and
+    its tensors have all elements.
 
     None means that training may begin at step 0: there is no such folder, it has no step folders, or no checkpoint was
     ever committed in them (they are empty, hold other things, or hold what dead first saves left). It is an error if no
@@ -69,6 +71,7 @@ def latest(
         run: Folder of the run. Of ``Tiers``, the newest of all places is returned, from the nearest that has it.
         role: The role that ``bytecheckpoint.save`` saved the checkpoint with.
         before: A step of the run, by its number or its folder: the newest before that one is returned.
+        pattern: Regular expression for the names of step folders, whose group is the step; see ``scan_steps``.
         process_group: Group of the ranks that will load; None looks on this rank alone. Pass
             ``torch.distributed.group.WORLD`` for all ranks; it is None in a process without a default group.
         config: Settings for the store, if ``run`` is a URL; None reads ``BYTECHECKPOINT_*`` variables.
@@ -77,13 +80,13 @@ def latest(
         UnsupportedError: ByteCheckpoint 0.0.2 or 0.0.3 wrote the steps.
         CheckpointError: There were checkpoints, and none is whole. The message says what they are, newest first.
         ConfigError: ``run`` is a URL of an unknown kind, or is a checkpoint itself and not a folder of step folders; or
-            ``role`` is unknown; or ``before`` is no committed step of the run.
+            ``role`` is unknown; or ``before`` is no committed step of the run; or ``pattern`` is needed, or is wrong.
         StorageError: The folder cannot be listed. Or a rank does not see the folder that the lowest one has found; the
             message names it.
         RankLostError: A rank was lost meanwhile.
     """
     found = one_look(
-        "latest", run, role, config, process_group, lambda folder: newest_whole(folder, None, "latest", before)
+        "latest", run, role, config, process_group, lambda folder: newest_whole(folder, pattern, "latest", before)
     )
     for text in found.warnings:
         warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -75,6 +75,7 @@ def resume(
     per_rank: MutableMapping[str, Any] | None = None,
     must_exist: bool = False,
     max_steps_back: int = 1,
+    pattern: str | None = None,
     config: Config | None = None,
 ) -> Resumed | None:
     """Loads the newest checkpoint of a run in place, and says which step it is. Collective over ``process_group``.
@@ -108,6 +109,7 @@ def resume(
         per_rank: See ``load_state_dict``. Not with ``framework``, where it is ``extra_state``.
         must_exist: Whether it is an error that there is no checkpoint.
         max_steps_back: How many damaged steps may be passed over; 0 raises at the first.
+        pattern: Regular expression for the names of step folders, whose group is the step; see ``scan_steps``.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
 
     Returns:
@@ -129,7 +131,7 @@ def resume(
     passed: list[str] = []
     failure: CheckpointError | None = None
     while True:
-        found = _look(run, role, passed, process_group, settings)
+        found = _look(run, role, passed, pattern, process_group, settings)
         if failure is not None:
             steps = {name_of(as_place(path)) for path in passed}
             if found.path is None:
@@ -159,7 +161,7 @@ def resume(
             continue
         return Resumed(
             path=found.path,
-            step=_step_of(found.path),
+            step=_step_of(found.path, pattern),
             user_metadata=_user_metadata(run, found.path, process_group, settings),
             passed_over=tuple(passed),
             report=report,
@@ -178,7 +180,12 @@ def _check(
 
 
 def _look(
-    run: str | os.PathLike[str], role: str, passed: Sequence[str], group: dist.ProcessGroup | None, config: Config
+    run: str | os.PathLike[str],
+    role: str,
+    passed: Sequence[str],
+    pattern: str | None,
+    group: dist.ProcessGroup | None,
+    config: Config,
 ) -> Newest:
     """Returns the newest whole step before those that were passed over, the same on all ranks.
 
@@ -188,7 +195,7 @@ def _look(
 
     def look(folder: Place) -> Newest:
         before = [path for path in passed if parent_of(as_place(path)) == folder]
-        return newest_whole(folder, None, _ASKED, before[-1] if before else None)
+        return newest_whole(folder, pattern, _ASKED, before[-1] if before else None)
 
     found = one_look(_ASKED, run, role, config, group, look)
     if found.path is not None or passed or group is None:
@@ -262,8 +269,8 @@ def _say_passed_over(
         warnings.warn(f"{text}: {failure}", RuntimeWarning, stacklevel=3)
 
 
-def _step_of(path: str) -> int:
-    match = compile_pattern(None).fullmatch(name_of(as_place(path)))
+def _step_of(path: str, pattern: str | None) -> int:
+    match = compile_pattern(pattern).fullmatch(name_of(as_place(path)))
     return (step_number(match[1] or "") if match is not None else None) or 0
 
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/format/torch/pickle_entry.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "csrc/base/bytes.h"
@@ -28,6 +29,21 @@ base::Result<bool> is_little_endian(const PickleEntry& found, ArchiveReader* arc
 
 }  // namespace
 
+/// Says what a zip archive is that torch.save has not written.
+std::string what_it_is(const std::vector<ZipEntry>& entries) {
+  const auto any_ends_with = [&](std::string_view end) {
+    return std::any_of(entries.begin(), entries.end(), [end](const ZipEntry& entry) {
+      return entry.name.size() >= end.size() && entry.name.substr(entry.name.size() - end.size()) == end;
+    });
+  };
+  if (any_ends_with("archive_format") || any_ends_with("serialized_exported_program.json")) {
+    return "it is a program of torch.export: load it with torch.export.load and save its state_dict";
+  }
+  if (any_ends_with(".npy"))
+    return "it is an archive of numpy: load it with numpy.load and save its arrays with safetensors";
+  return "a zip archive, but not one of torch.save";
+}
+
 base::Result<std::optional<PickleEntry>> read_pickle_entry(ArchiveReader* archive, const PickleLimits& limits,
                                                            std::string* why_not) {
   const auto left = [&](std::string reason) {
@@ -43,7 +59,7 @@ base::Result<std::optional<PickleEntry>> read_pickle_entry(ArchiveReader* archiv
   const std::string_view first = entries.empty() ? std::string_view() : entries[0].name;
   found.folder = first.substr(0, first.find('/'));
   BCP_ASSIGN_OR_RETURN(const ZipEntry* entry, found.find("data.pkl"));
-  if (entry == nullptr) return Status::make(base::Code::kUnsupported, "a zip archive, but not one of torch.save");
+  if (entry == nullptr) return Status::make(base::Code::kUnsupported, what_it_is(entries));
   if (!entry->is_plain) return left("data.pkl is compressed");
   BCP_ASSIGN_OR_RETURN(const bool is_little, is_little_endian(found, archive));
   if (!is_little) return left("a machine with the other byte order wrote it");
