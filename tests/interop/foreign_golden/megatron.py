@@ -5,10 +5,10 @@
     python3.12 -m venv /tmp/env && /tmp/env/bin/pip install megatron-core==0.19.2 torch==2.13.0 numpy psutil
     cd tests && /tmp/env/bin/python -m interop.foreign_golden.megatron FOLDER
 
-Two ranks write each of ``state`` (all that ``ShardedTensor`` and ``ShardedObject`` can say), ``parallel`` (the same, by
-``FullyParallelSaveStrategyWrapper``), ``gpt`` (a GPT of two layers, tensor parallel, with the state of Adam) and ``moe``
-(with experts, expert parallel). ``expected.pt`` has the tensors by the keys of ``.metadata``: a prepended axis is an axis
-of them. ``expected.json`` has the common state, and the objects by their unique keys.
+Two ranks write each of ``state`` (all that ``ShardedTensor`` and ``ShardedObject`` can say), ``parallel`` (the same,
+by ``FullyParallelSaveStrategyWrapper``), ``gpt`` (a GPT of two layers, tensor parallel, with the state of Adam) and
+``moe`` (with experts, expert parallel, and the wrapper). ``expected.pt`` has the tensors by the keys of ``.metadata``: a
+prepended axis is an axis of them. ``expected.json`` has the common state, and the objects by their unique keys.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def numbers(*shape: int, start: float = 0.0, dtype: torch.dtype = torch.float32)
 
 
 def assembled(local: list[Shard]) -> dict[str, torch.Tensor]:
-    """Puts the shards of all ranks together. Collective. Shards must cover each tensor, and agree where they overlap."""
+    """Puts the shards of all ranks together. Collective. Shards must cover tensors, and agree where they overlap."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, local)
     full: dict[str, torch.Tensor] = {}
