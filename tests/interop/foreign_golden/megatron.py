@@ -7,8 +7,8 @@
 
 Two ranks write each of ``state`` (all that ``ShardedTensor`` and ``ShardedObject`` can say), ``parallel`` (the same,
 by ``FullyParallelSaveStrategyWrapper``), ``gpt`` (a GPT of two layers, tensor parallel, with the state of Adam) and
-``moe`` (with experts, expert parallel, and the wrapper). ``expected.pt`` has the tensors by the keys of ``.metadata``: a
-prepended axis is an axis of them. ``expected.json`` has the common state, and the objects by their unique keys.
+``moe`` (with experts, expert parallel, and the wrapper). ``expected.pt`` has the tensors by the keys of ``.metadata``:
+a prepended axis is an axis of them. ``expected.json`` has the common state, and the objects by their unique keys.
 """
 
 from __future__ import annotations
