@@ -26,7 +26,8 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 import torch
 import torch.distributed as dist
 
-from interop.foreign_golden.ranks import check_names, run, write_expected
+from interop.foreign_golden.names import check_names
+from interop.foreign_golden.ranks import run, write_expected
 
 KINDS = [f"zero{stage}-{dtype}" for stage in (1, 2, 3) for dtype in ("fp32", "bf16")]
 UNIVERSAL = ("zero2-fp32", "zero3-fp32")

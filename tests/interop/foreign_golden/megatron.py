@@ -37,7 +37,8 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from interop.foreign_golden.ranks import Shard, assembled, check_names, numbers, run, write_expected
+from interop.foreign_golden.names import check_names
+from interop.foreign_golden.ranks import Shard, assembled, numbers, run, write_expected
 
 COMMON = {
     "iteration": 7,

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all makers use: gloo ranks, fixed values, full tensors put together from shards, and a look for names."""
+"""What makers with torch use: gloo ranks, fixed values, and full tensors put together from shards."""
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
-import socket
-import sys
-import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-__all__ = ["Shard", "assembled", "check_names", "numbers", "run", "write_expected"]
+__all__ = ["Shard", "assembled", "numbers", "run", "write_expected"]
 
 # Name, shape of the whole, offsets, and the elements of a shard.
 Shard = tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor]
@@ -69,16 +65,3 @@ def write_expected(folder: Path, tensors: dict[str, torch.Tensor], objects: Any 
     torch.save({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, folder / "expected.pt")
     if objects is not None:
         (folder / "expected.json").write_text(json.dumps(objects, indent=1, sort_keys=True) + "\n")
-
-
-def check_names(root: Path, others: Iterable[str] = ()) -> None:
-    """Fails if a file below ``root`` has the name of this machine, of its user, or of a folder of theirs."""
-    names = {socket.gethostname(), str(Path.home()) + "/", f"/{getpass.getuser()}/", str(root.absolute()), "/tmp/"}
-    names |= {str(Path(__file__).parents[3]), sys.prefix, *others}
-    for path in sorted(path for path in root.rglob("*") if path.is_file()):
-        parts = [path.read_bytes()]
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                parts += [archive.read(name) for name in archive.namelist()]
-        for name in (name for name in names if len(name) > 4):  # a shorter one is in random bytes by chance
-            assert not any(name.encode() in part for part in parts), f"{path} names {name}"

@@ -36,7 +36,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-from interop.foreign_golden.ranks import check_names, run, write_expected
+from interop.foreign_golden.names import check_names
+from interop.foreign_golden.ranks import run, write_expected
 
 RANKS = {"fsdp2": 2, "critic": 2, "hsdp": 4, "fsdp1": 2, "tp": 4}
 
