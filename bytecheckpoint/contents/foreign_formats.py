@@ -76,9 +76,9 @@ _FOLDERS = (
         "model_optim_rng.pt in it is a file of torch.save",
     ),
     _FolderFormat(
-        (r"(model|optim)_world_size_\d+_rank_\d+\.pt",),
-        "a checkpoint of verl, a file for each rank",
-        "merge it by 'python -m verl.model_merger merge --backend fsdp --local_dir DIR --target_dir OUT', and take OUT",
+        (r"optim_world_size_\d+_rank_\d+\.pt",),
+        "files of the ranks of a job, as verl writes, without a model",
+        "pass those of one kind, as 'FOLDER/optim_world_size_8_rank_*.pt'",
     ),
     _FolderFormat(
         (r"metadata\.pkl", r".*_\d+\.pt"),

@@ -90,4 +90,10 @@ uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {
   return shifted ^ crc_b;
 }
 
+uint32_t crc32_without_end(uint32_t crc_a_b, uint32_t crc_b, uint64_t length_b) {
+  // So many bytes more make the shift by b a whole round of the powers of x.
+  constexpr uint64_t kRound = (uint64_t{1} << 32) - 1;
+  return crc32_combine(crc_a_b ^ crc_b, 0, kRound - length_b % kRound);
+}
+
 }  // namespace bytecheckpoint::base

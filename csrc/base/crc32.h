@@ -24,6 +24,10 @@ uint32_t crc32(uint32_t crc, const void* bytes, size_t size);
 /// UINT64_MAX. Pure; thread-safe.
 uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
 
+/// Returns the CRC of a, computed from the CRC of a followed by b, the CRC of b and the length of b in bytes: the
+/// reverse of `crc32_combine`. Pure; thread-safe.
+uint32_t crc32_without_end(uint32_t crc_a_b, uint32_t crc_b, uint64_t length_b);
+
 /// Returns the name of the kernel that `crc32` uses in this process: "avx512", "avx2", "pclmul", "arm_crc" or "table".
 const char* crc32_kernel_name();
 

@@ -140,6 +140,13 @@ TEST_CASE("crc32_combine: joins the CRCs of neighbours") {
   CHECK(crc32_combine(0xABCDu, 0, 0) == 0xABCDu);
 }
 
+TEST_CASE("crc32_without_end: takes back what crc32_combine does") {
+  for (const uint64_t length : {uint64_t{0}, uint64_t{1}, uint64_t{63}, uint64_t{1} << 20, uint64_t{0xFFFFFFFF},
+                                uint64_t{0x100000000}, uint64_t{0xFFFFFFFFFFFFFFFF}}) {
+    CHECK(crc32_without_end(crc32_combine(0xDEADBEEFu, 0x12345678u, length), 0x12345678u, length) == 0xDEADBEEFu);
+  }
+}
+
 TEST_CASE("crc32_combine: equal to appending zero bytes, for every length of a few blocks") {
   // combine(a, crc of n zero bytes, n) is the CRC of a followed by n zero bytes, which grows byte by byte.
   constexpr size_t kMaxLength = 300'000;

@@ -23,7 +23,7 @@ FOLDERS = {
     "zero_to_fp32.py": ["bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"],
     "a universal checkpoint of DeepSpeed": ["zero/w/fp32.pt", "mp_rank_00_model_states.pt"],
     "a step of Megatron-LM in its format 'torch'": ["mp_rank_00_001/model_optim_rng.pt"],
-    "a checkpoint of verl": ["model_world_size_4_rank_3.pt", "fsdp_config.json"],
+    "files of the ranks of a job": ["optim_world_size_4_rank_3.pt", "fsdp_config.json"],
     "a checkpoint of torch_checkpointing": ["metadata.pkl", "model_0.pt"],
     "arrays of Orbax in an OCDBT database": ["_METADATA", "manifest.ocdbt", "d/abc"],
     "a checkpoint of Orbax": ["_CHECKPOINT_METADATA", "default/_METADATA"],

@@ -192,9 +192,12 @@ class ForeignChecker {
     constexpr size_t kMostNames = 20;
     std::vector<std::string> names;
     for (const format::Item& item : manifest_.items) {
-      const format::Record& record = item.chunks.front().record;
-      const bool is_inside = item.is_tensor && record.file == stretch.file && record.data_offset >= stretch.offset &&
-                             record.data_offset < stretch.offset + stretch.bytes;
+      const bool is_inside =
+          item.is_tensor && std::any_of(item.chunks.begin(), item.chunks.end(), [&](const format::Chunk& chunk) {
+            const format::Record& record = chunk.record;
+            return record.file == stretch.file && record.data_offset >= stretch.offset &&
+                   record.data_offset < stretch.offset + stretch.bytes;
+          });
       if (is_inside && names.size() < kMostNames) names.push_back(item.fqn);
     }
     return names;

@@ -8,6 +8,7 @@
 
 #include "csrc/engine/open/model_files.h"
 #include "csrc/engine/open/planned_files.h"
+#include "csrc/engine/open/rank_files.h"
 #include "csrc/format/torch/torch_file.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
@@ -85,7 +86,13 @@ void append(format::Manifest part, uint32_t number, format::Manifest* all) {
 }  // namespace
 
 base::Result<format::Manifest> open_torch_file(const std::string& path) {
-  BCP_ASSIGN_OR_RETURN(const ModelFiles files, find_torch_files(path));
+  base::Result<ModelFiles> found = find_torch_files(path);
+  const bool is_of_ranks = !found.is_ok() && found.status().code() == Code::kNotFound;
+  if (is_of_ranks) {
+    base::Result<ModelFiles> of_ranks = find_rank_files(path);
+    if (of_ranks.is_ok() || of_ranks.status().code() != Code::kNotFound) found = std::move(of_ranks);
+  }
+  BCP_ASSIGN_OR_RETURN(const ModelFiles files, std::move(found));
   format::Manifest manifest;
   for (size_t number = 0; number < files.stored.size(); ++number) {
     format::FileEntry entry;
@@ -95,6 +102,8 @@ base::Result<format::Manifest> open_torch_file(const std::string& path) {
       manifest = std::move(read.value());
     } else {
       if (number == 0) manifest.foreign.emplace();
+      // Ranks have the same names, and files of a model have flat ones.
+      if (number == 0 && is_of_ranks) manifest.planner_data = std::move(read.value().planner_data);
       append(std::move(read.value()), static_cast<uint32_t>(number), &manifest);
       manifest.files.emplace_back();
     }
@@ -102,6 +111,7 @@ base::Result<format::Manifest> open_torch_file(const std::string& path) {
   }
   manifest.foreign->format = "torch";
   if (files.directory != path) manifest.foreign->directory = files.directory;
+  if (is_of_ranks) BCP_RETURN_IF_ERROR(join_ranks(files, &manifest));
   BCP_RETURN_IF_ERROR(join_items(files, &manifest));
   return manifest;
 }

@@ -17,6 +17,8 @@ namespace bytecheckpoint::engine {
 ///                                               .pt, .pth, .bin or .ckpt
 ///     a folder with `pytorch_model*.bin`        these files, or those that their index names, as `find_model_files`
 ///                                               finds them
+///     a folder with the files of ranks          the parts of DTensors that each rank had, joined; see
+///                                               `find_rank_files`
 ///
 /// \returns kNotFound if there are none. What `format::read_torch_file` and `find_model_files` fail with, naming the
 /// file. kStorage.

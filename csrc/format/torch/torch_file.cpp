@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "csrc/base/bytes.h"
+#include "csrc/base/crc32.h"
 #include "csrc/format/archive/zip_layout.h"
 #include "csrc/format/pickle/pickle_copy.h"
 #include "csrc/format/torch/builtin_archive.h"
@@ -30,6 +31,8 @@ constexpr std::string_view kZipMagic("PK\x03\x04", 4);
 constexpr PickleLimits kLimits{256 << 20, 256 << 20};
 /// Headers of storages that all lie in so many bytes are read together.
 constexpr int64_t kHeadersTogether = 64 << 10;
+/// What is behind a tensor in its storage is read up to so many bytes, to know the CRC of the tensor.
+constexpr int64_t kMostBehind = 1 << 20;
 
 /// A storage of the file, of which the pickle has tensors.
 struct Storage {
@@ -37,6 +40,7 @@ struct Storage {
   const ZipEntry* entry = nullptr;
   int64_t offset = -1;  // of its content
   bool is_used = false;
+  int64_t tensor_bytes = 0;  // of the longest row-major tensor that begins with it
 };
 
 class TorchFileReader {
@@ -59,7 +63,7 @@ class TorchFileReader {
     BCP_RETURN_IF_ERROR(budget.take(values.size() * (sizeof(Item) + sizeof(Chunk))));
     PickleCopier copier(entry_.pickle, pickle, names);
     for (TorchValue& value : values) BCP_RETURN_IF_ERROR(add(&value, &copier, &budget));
-    add_crcs();
+    BCP_RETURN_IF_ERROR(add_crcs());
     keep_paths(values);
     return sorted();
   }
@@ -163,7 +167,7 @@ class TorchFileReader {
     item.fqn = value->fqn;
     item.ordinal = static_cast<uint32_t>(manifest_.items.size() - 1);
     item.chunks.emplace_back();
-    if (value->tensor.has_value()) return place(std::move(*value->tensor), &item);
+    if (value->tensor.has_value()) return place(value, &item);
     if (value->refusal.empty()) {
       base::Result<std::string> pickle = copier->copy(value->value, budget->left());
       if (pickle.is_ok()) {
@@ -184,24 +188,42 @@ class TorchFileReader {
     return budget->take(sentence.size());
   }
 
-  Status place(PickledTensor pickled, Item* item) {
+  Status place(TorchValue* value, Item* item) {
     item->is_tensor = true;
-    item->tensor.requires_grad = pickled.requires_grad;
-    const Storage& storage = *find(pickled.storage_key);
-    const auto placed = place_tensor(std::move(pickled), *storage.entry, storage.offset);
+    item->tensor.requires_grad = value->tensor->requires_grad;
+    Storage& storage = *find(value->tensor->storage_key);
+    const auto placed = place_tensor(std::move(*value->tensor), *storage.entry, storage.offset);
     if (!placed.is_ok()) return placed.status().with_context(text("'", item->fqn, "'"));
     item->tensor.dtype = placed.value().dtype;
-    item->tensor.sizes = placed.value().sizes;
     Chunk& chunk = item->chunks.front();
-    chunk.box = tensor::whole(item->tensor.sizes);
+    if (value->box.has_value()) {
+      item->tensor.sizes = std::move(value->global_sizes);
+      chunk.box = std::move(*value->box);
+    } else {
+      item->tensor.sizes = placed.value().sizes;
+      chunk.box = tensor::whole(item->tensor.sizes);
+    }
     set_stored_tensor(placed.value(), item->fqn, &*manifest_.foreign, &chunk.record);
+    if (chunk.record.kind == RecordKind::kTensor && chunk.record.data_offset == storage.offset) {
+      storage.tensor_bytes = std::max(storage.tensor_bytes, chunk.record.data_bytes);
+    }
     return Status::ok();
   }
 
-  void add_crcs() {
-    if (!entry_.has_crcs) return;
-    for (const Storage* storage : used_)
-      manifest_.foreign->crcs.push_back({0, storage->offset, storage->entry->bytes, storage->entry->crc});
+  /// Notes the CRCs of the storages. FSDP pads the shards of uneven tensors: of a tensor with a little behind it in its
+  /// storage, the CRC follows from those of the storage and of what is behind.
+  Status add_crcs() {
+    if (!entry_.has_crcs) return Status::ok();
+    for (const Storage* storage : used_) {
+      const int64_t bytes = storage->entry->bytes, behind = bytes - storage->tensor_bytes;
+      manifest_.foreign->crcs.push_back({0, storage->offset, bytes, storage->entry->crc});
+      if (behind == 0 || behind > std::min(storage->tensor_bytes, kMostBehind)) continue;
+      BCP_ASSIGN_OR_RETURN(const std::string rest, read_(storage->offset + storage->tensor_bytes, behind));
+      const uint32_t crc = base::crc32_without_end(storage->entry->crc, base::crc32(0, rest.data(), rest.size()),
+                                                   static_cast<uint64_t>(behind));
+      manifest_.foreign->crcs.push_back({0, storage->offset, storage->tensor_bytes, crc});
+    }
+    return Status::ok();
   }
 
   void keep_paths(const std::vector<TorchValue>& values) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "csrc/format/pickle/standard_globals.h"
+#include "csrc/format/torch/pickled_dtensor.h"
 #include "csrc/format/tree.h"
 
 namespace bytecheckpoint::format {
@@ -165,6 +166,10 @@ class Flattener {
     BCP_RETURN_IF_ERROR(add(value));
     if (is_any_tensor(value)) {
       TorchValue& added = values_.back();
+      if (is_pickled_dtensor(pickle_, names_, value)) {
+        add_part(value, &added);
+        return Status::ok();
+      }
       added.tensor = read_pickled_tensor(pickle_, value);
       if (!added.tensor.has_value()) {
         added.refusal = text("it is a tensor that ", names_.text_of(pickle_.object(value)->global),
@@ -172,6 +177,14 @@ class Flattener {
       }
     }
     return Status::ok();
+  }
+
+  void add_part(const PickleValue& dtensor, TorchValue* added) const {
+    std::optional<PickledDTensor> read = read_pickled_dtensor(pickle_, names_, dtensor, &added->refusal);
+    if (!read.has_value()) return;
+    added->tensor = std::move(read->local);
+    added->box = std::move(read->box);
+    added->global_sizes = std::move(read->global_sizes);
   }
 
   Status add(const PickleValue& value) {

@@ -17,7 +17,9 @@ struct TorchValue {
   std::string fqn;
   std::string path;  // the tuple of keys and positions that lead there, as the bytes of a Tree
   PickleValue value;
-  std::optional<PickledTensor> tensor;  // if it is a plain one
+  std::optional<PickledTensor> tensor;  // if it is a plain one, or the part of a DTensor that a rank had
+  std::optional<tensor::Box> box;       // of that part
+  tensor::Dims global_sizes;            // of the DTensor
   std::string refusal;                  // why neither a tensor nor an object can be made of it; empty otherwise
 };
 

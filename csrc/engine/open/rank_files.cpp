@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/open/rank_files.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+
+#include "csrc/io/directory.h"
+#include "csrc/tensor/box.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+
+constexpr std::string_view kWorldSize = "_world_size_", kRank = "_rank_", kSuffix = ".pt";
+
+/// What the name of such a file says; a view into it.
+struct RankFile {
+  std::string_view kind;
+  int world_size = 0;
+  int rank = 0;  // -1 for `*`
+};
+
+std::optional<int> number_in(std::string_view digits) {
+  constexpr size_t kMostDigits = 7;
+  if (digits.empty() || digits.size() > kMostDigits || digits.find_first_not_of("0123456789") != std::string_view::npos)
+    return std::nullopt;
+  return std::stoi(std::string(digits));
+}
+
+std::optional<RankFile> parse(std::string_view name) {
+  const size_t size = name.rfind(kWorldSize), rank = name.rfind(kRank);
+  if (size == std::string_view::npos || rank == std::string_view::npos || rank < size + kWorldSize.size() ||
+      name.size() < rank + kRank.size() + kSuffix.size() || name.substr(name.size() - kSuffix.size()) != kSuffix) {
+    return std::nullopt;
+  }
+  const size_t of_rank = rank + kRank.size();
+  const std::string_view which = name.substr(of_rank, name.size() - kSuffix.size() - of_rank);
+  const auto world_size = number_in(name.substr(size + kWorldSize.size(), rank - size - kWorldSize.size()));
+  const auto number = which == "*" ? std::optional<int>(-1) : number_in(which);
+  if (!world_size.has_value() || !number.has_value()) return std::nullopt;
+  return RankFile{name.substr(0, size), *world_size, *number};
+}
+
+std::string name_of_rank(std::string_view kind, int world_size, const std::string& rank) {
+  return text(kind, kWorldSize, world_size, kRank, rank, kSuffix);
+}
+
+Status not_found(const std::string& path) {
+  return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there, and no files of ranks"), path,
+                      ENOENT);
+}
+
+/// Whether two parts of a tensor can be of one. Parts that are the same box are copies.
+Status check_same(const ModelFiles& files, const format::Item& first, const format::Item& other) {
+  if (first.is_tensor == other.is_tensor && first.tensor.dtype == other.tensor.dtype &&
+      first.tensor.sizes == other.tensor.sizes) {
+    return Status::ok();
+  }
+  const auto describe = [&](const format::Item& item) {
+    const tensor::DTypeInfo* dtype = item.is_tensor ? tensor::find_dtype(item.tensor.dtype) : nullptr;
+    return text(
+        files.names[item.chunks.front().record.file], " has ",
+        dtype == nullptr ? std::string("an object") : text(dtype->name, " ", tensor::to_text(item.tensor.sizes)));
+  };
+  return Status::make(
+      Code::kCorrupt,
+      text("open(", files.directory, "): '", first.fqn, "': ", describe(first), ", and ", describe(other)),
+      files.directory);
+}
+
+}  // namespace
+
+base::Result<ModelFiles> find_rank_files(const std::string& path) {
+  const std::string last = io::name_of(path);
+  const auto asked = parse(last);
+  const bool is_of_kind = asked.has_value() && asked->rank == -1;
+  const std::string directory = is_of_kind ? io::parent_of(path) : path;
+  const std::string kind = is_of_kind ? std::string(asked->kind) : "model";
+  base::Result<std::vector<std::string>> listed = io::list_directory(directory);
+  if (!listed.is_ok()) {
+    const int error = listed.status().sys_errno();
+    return error == ENOENT || error == ENOTDIR ? not_found(path) : listed.status();
+  }
+  std::map<int, std::set<int>> ranks;  // by the number of ranks
+  for (const std::string& name : listed.value()) {
+    const auto found = parse(name);
+    const bool is_wanted = found.has_value() && found->kind == kind && found->rank >= 0 &&
+                           found->rank < found->world_size && (!is_of_kind || found->world_size == asked->world_size);
+    if (is_wanted) ranks[found->world_size].insert(found->rank);
+  }
+  if (ranks.empty()) return not_found(path);
+  const int world_size = ranks.begin()->first;
+  if (ranks.size() > 1) {
+    return Status::make(
+        Code::kUnsupported,
+        text("open(", directory, "): it has files of ", world_size, " ranks and of ", std::next(ranks.begin())->first,
+             ": pass those of one job, as '", io::join(directory, name_of_rank(kind, world_size, "*")), "'"),
+        directory);
+  }
+  ModelFiles files{directory, {}, {}, {}, {}, {}};
+  for (int rank = 0; rank < world_size; ++rank) {
+    files.names.push_back(name_of_rank(kind, world_size, std::to_string(rank)));
+    if (ranks.begin()->second.count(rank) != 0) continue;
+    const std::string missing = io::join(directory, files.names.back());
+    return Status::make(Code::kCorrupt,
+                        text("open(", missing, "): the file of rank ", rank,
+                             " is missing: ", ranks.begin()->second.size(), " of ", world_size, " are there"),
+                        missing, ENOENT);
+  }
+  files.stored = files.names;
+  return files;
+}
+
+Status join_ranks(const ModelFiles& files, format::Manifest* manifest) {
+  std::vector<format::Item>& items = manifest->items;
+  std::stable_sort(items.begin(), items.end(),
+                   [](const format::Item& a, const format::Item& b) { return a.fqn < b.fqn; });
+  std::vector<format::Item> joined;
+  for (format::Item& item : items) {
+    if (joined.empty() || joined.back().fqn != item.fqn) {
+      joined.push_back(std::move(item));
+      continue;
+    }
+    format::Item& first = joined.back();
+    BCP_RETURN_IF_ERROR(check_same(files, first, item));
+    if (!first.is_tensor) continue;
+    format::Chunk& part = item.chunks.front();
+    const bool is_copy = std::any_of(first.chunks.begin(), first.chunks.end(),
+                                     [&](const format::Chunk& chunk) { return chunk.box == part.box; });
+    if (!is_copy) first.chunks.push_back(std::move(part));
+  }
+  for (format::Item& item : joined) {  // a rank may have had nothing of a tensor
+    const auto is_empty = [](const format::Chunk& chunk) { return !tensor::has_elements(chunk.box); };
+    const bool has_any = !std::all_of(item.chunks.begin(), item.chunks.end(), is_empty);
+    if (!item.is_tensor || !has_any) continue;
+    item.chunks.erase(std::remove_if(item.chunks.begin(), item.chunks.end(), is_empty), item.chunks.end());
+  }
+  items = std::move(joined);
+  return Status::ok();
+}
+
+}  // namespace bytecheckpoint::engine
