@@ -9,6 +9,7 @@
 #include "csrc/base/status.h"
 #include "csrc/format/pickle/pickle_copy.h"
 #include "csrc/format/torch/pickled_tensor.h"
+#include "csrc/tensor/box.h"
 
 namespace bytecheckpoint::format {
 
