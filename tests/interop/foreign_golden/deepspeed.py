@@ -76,7 +76,7 @@ def engine_of(kind: str) -> Any:
     optimizer = torch.optim.AdamW(groups, lr=0.125, betas=(0.5, 0.75), foreach=False)
     zero: dict[str, Any] = {"stage": int(kind[4])}
     if kind == "zero3-bf16":
-        zero["sub_group_size"] = 40
+        zero["sub_group_size"] = 16
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": 1.0,
