@@ -9,7 +9,8 @@ an environment, run the module from ``tests`` with a folder, and pack what it wr
     python support/goldens.py interop/golden/megatron-0.16.1.tar.xz /tmp/made
 
 Nothing here imports bytecheckpoint. Beside each checkpoint lie the values to expect of it, taken from the tensors that
-were saved and not from the checkpoint: ``expected.pt``, which ``torch.load(weights_only=True)`` reads, has a flat dict
-of full tensors by name, and ``expected.json`` what is no tensor. No file may name the machine that wrote it, so ranks
-run in the folder that they write, use relative paths, and ``check_names`` looks through all that was written.
+were saved and not from the checkpoint, but for the parameters of DeepSpeed: ``expected.pt``, which
+``torch.load(weights_only=True)`` reads, has a flat dict of full tensors by name, and ``expected.json`` what is no
+tensor. No file may name the machine that wrote it, so ranks run in the folder that they write, use relative paths, and
+``check_names`` looks through all that was written.
 """

@@ -9,8 +9,9 @@ does not divide, tied weights, a frozen parameter, one without a gradient, and b
 subgroups, so that a rank has several flat tensors. ``zero2-fp32`` and ``zero3-fp32`` have a universal checkpoint, too,
 and the former alone keeps ``zero_to_fp32.py`` and ``zero_to_torch.py``, which DeepSpeed puts into all of them.
 
-``expected.pt`` has ``model.NAME``, which are the fp32 values that ``zero_to_fp32.py`` makes, and ``optim.NAME.KEY``,
-the moments, as ``safe_get_full_optimizer_state`` gathers them from the engine.
+``expected.pt`` has ``model.NAME``, which is what ``zero_to_fp32.py`` makes of it (buffers and frozen parameters keep
+their dtype, and ZeRO-1 has no frozen ones), and ``optim.NAME.KEY``, the moments, as ``safe_get_full_optimizer_state``
+gathers them from the engine.
 """
 
 from __future__ import annotations
