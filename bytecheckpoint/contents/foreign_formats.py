@@ -83,7 +83,7 @@ _FOLDERS = (
     _FolderFormat(
         (r"metadata\.pkl", r".*_\d+\.pt"),
         "a checkpoint of torch_checkpointing, a file for each rank",
-        "load it by its CheckpointManager, and save it with bytecheckpoint",
+        "pass those of one item, as 'FOLDER/model_*.pt'",
     ),
     _FolderFormat(
         (r"manifest\.ocdbt|ocdbt\.process_\d+",),

@@ -23,35 +23,35 @@ from bytecheckpoint.errors import (
     UnsupportedError,
 )
 
-VERL = GOLDEN / "verl-0.9.1-torch2.13.0"
 # FSDP1 and FSDP2 on two ranks; two replicas of two shards; FSDP over tensor parallelism, with strided shards.
-KINDS = ["fsdp1", "fsdp2", "critic", "hsdp", "tp"]
+KINDS = sorted(path.relative_to(GOLDEN).as_posix() for path in GOLDEN.glob("verl-*/*"))
+FSDP2 = "verl-0.9.1-torch2.13.0/fsdp2"
 
 
 def expected(kind: str, of: str) -> dict[str, torch.Tensor]:
-    values = torch.load(VERL / kind / "expected.pt", weights_only=True)
+    values = torch.load(GOLDEN / kind / "expected.pt", weights_only=True)
     return {name.removeprefix(f"{of}."): value for name, value in values.items() if name.startswith(f"{of}.")}
 
 
 def num_ranks(kind: str) -> int:
-    return len([*(VERL / kind).glob("model_world_size_*.pt")])
+    return len([*(GOLDEN / kind).glob("model_world_size_*.pt")])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_parts_of_all_ranks_are_one_model(kind: str) -> None:
-    stored = bytecheckpoint.read(VERL / kind)
+    stored = bytecheckpoint.read(GOLDEN / kind)
     wanted = expected(kind, "model")
     assert {*stored} == {*wanted}
     assert all(torch.equal(stored[name], wanted[name]) for name in wanted)
     target = {name: torch.full_like(value, 9) for name, value in wanted.items()}
-    bytecheckpoint.load_state_dict(VERL / kind, target, no_dist=True)
+    bytecheckpoint.load_state_dict(GOLDEN / kind, target, no_dist=True)
     assert all(torch.equal(target[name], wanted[name]) for name in wanted)
-    assert not bytecheckpoint.verify(VERL / kind).problems
+    assert not bytecheckpoint.verify(GOLDEN / kind).problems
 
 
-@pytest.mark.parametrize("kind", ["fsdp2", "critic", "hsdp", "tp"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith("fsdp1")])
 def test_other_kinds_of_files(kind: str) -> None:
-    stored = bytecheckpoint.read(f"{VERL}/{kind}/optim_world_size_{num_ranks(kind)}_rank_*.pt")
+    stored = bytecheckpoint.read(f"{GOLDEN}/{kind}/optim_world_size_{num_ranks(kind)}_rank_*.pt")
     wanted = expected(kind, "optim")
     assert len(wanted) > 20
     assert all(torch.equal(stored[f"state.{name}"], value) for name, value in wanted.items())
@@ -60,7 +60,7 @@ def test_other_kinds_of_files(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_conversion(kind: str, tmp_path: Path) -> None:
-    convert(VERL / kind, tmp_path / "hf", to="safetensors", hf_config=VERL / kind / "huggingface")
+    convert(GOLDEN / kind, tmp_path / "hf", to="safetensors", hf_config=GOLDEN / kind / "huggingface")
     (written,) = (tmp_path / "hf").glob("*.safetensors")
     got, wanted = load_file(written), expected(kind, "model")
     assert {*got} == {*wanted}
@@ -70,7 +70,7 @@ def test_conversion(kind: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    shutil.copytree(VERL / "fsdp2", tmp_path / "there")
+    shutil.copytree(GOLDEN / FSDP2, tmp_path / "there")
     return tmp_path / "there"
 
 
@@ -88,12 +88,12 @@ def test_files_of_two_jobs_are_not_joined(copied: Path) -> None:
         bytecheckpoint.read(copied)
     assert "model_world_size_1_rank_*.pt" in str(raised.value)
     stored = bytecheckpoint.read(copied / "model_world_size_2_rank_*.pt")
-    assert {*stored} == {*expected("fsdp2", "model")}
+    assert {*stored} == {*expected(FSDP2, "model")}
 
 
 def test_a_flipped_byte_is_found(copied: Path) -> None:
     path = copied / "model_world_size_2_rank_1.pt"
-    at = path.read_bytes().index(bytes(expected("fsdp2", "model")["lm_head.weight"].view(torch.uint8).flatten()[-16:]))
+    at = path.read_bytes().index(bytes(expected(FSDP2, "model")["lm_head.weight"].view(torch.uint8).flatten()[-16:]))
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
@@ -146,6 +146,21 @@ def test_what_is_odd_is_refused_by_name(copied: Path, old: bytes, new: bytes, wh
     stored = bytecheckpoint.read(path)
     with pytest.raises(CheckpointError, match=f"it is a DTensor, and {why}"):
         dict(stored)
+
+
+@pytest.mark.parametrize("kind", ["plain", "reshard", "mesh"])
+def test_items_of_torch_checkpointing(kind: str) -> None:
+    folder = GOLDEN / "torch_checkpointing-0.1.1" / kind
+    values = torch.load(folder / "expected.pt", weights_only=True)
+    items = {name.partition(".")[0] for name in values} & {"model", "optim"}
+    assert "model" in items
+    for item in items:
+        stored = bytecheckpoint.read(folder / "checkpoint" / f"{item}_*.pt")
+        wanted = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{item}.")}
+        assert all(torch.equal(stored[name], value) for name, value in wanted.items()), item
+    said = run("ls", str(folder / "checkpoint"))
+    assert said.exit_code == 2
+    assert "model_*.pt" in said.stderr or "holds model_0.pt" in said.stderr
 
 
 def test_a_folder_without_a_model(copied: Path) -> None:

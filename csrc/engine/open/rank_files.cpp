@@ -23,8 +23,8 @@ constexpr std::string_view kWorldSize = "_world_size_", kRank = "_rank_", kSuffi
 /// What the name of such a file says; a view into it.
 struct RankFile {
   std::string_view kind;
-  int world_size = 0;
-  int rank = 0;  // -1 for `*`
+  int world_size = 0;  // 0 if it does not say
+  int rank = 0;        // -1 for `*`
 };
 
 std::optional<int> number_in(std::string_view digits) {
@@ -35,20 +35,24 @@ std::optional<int> number_in(std::string_view digits) {
 }
 
 std::optional<RankFile> parse(std::string_view name) {
-  const size_t size = name.rfind(kWorldSize), rank = name.rfind(kRank);
-  if (size == std::string_view::npos || rank == std::string_view::npos || rank < size + kWorldSize.size() ||
-      name.size() < rank + kRank.size() + kSuffix.size() || name.substr(name.size() - kSuffix.size()) != kSuffix) {
-    return std::nullopt;
-  }
-  const size_t of_rank = rank + kRank.size();
-  const std::string_view which = name.substr(of_rank, name.size() - kSuffix.size() - of_rank);
-  const auto world_size = number_in(name.substr(size + kWorldSize.size(), rank - size - kWorldSize.size()));
-  const auto number = which == "*" ? std::optional<int>(-1) : number_in(which);
-  if (!world_size.has_value() || !number.has_value()) return std::nullopt;
-  return RankFile{name.substr(0, size), *world_size, *number};
+  if (name.size() < kSuffix.size() || name.substr(name.size() - kSuffix.size()) != kSuffix) return std::nullopt;
+  name.remove_suffix(kSuffix.size());
+  const size_t line = name.rfind('_');
+  if (line == std::string_view::npos) return std::nullopt;
+  const std::string_view which = name.substr(line + 1);
+  const auto rank = which == "*" ? std::optional<int>(-1) : number_in(which);
+  if (!rank.has_value()) return std::nullopt;
+  const std::string_view kind = name.substr(0, line);
+  const size_t size = kind.rfind(kWorldSize), of = size + kWorldSize.size();
+  if (size == std::string_view::npos) return RankFile{kind, 0, *rank};
+  const size_t end = kind.find('_', of);
+  const auto world_size = end == std::string_view::npos ? std::nullopt : number_in(kind.substr(of, end - of));
+  if (!world_size.has_value() || *world_size == 0 || text(kind.substr(end), "_") != kRank) return std::nullopt;
+  return RankFile{kind.substr(0, size), *world_size, *rank};
 }
 
 std::string name_of_rank(std::string_view kind, int world_size, const std::string& rank) {
+  if (world_size == 0) return text(kind, "_", rank, kSuffix);
   return text(kind, kWorldSize, world_size, kRank, rank, kSuffix);
 }
 
@@ -91,12 +95,15 @@ base::Result<ModelFiles> find_rank_files(const std::string& path) {
   std::map<int, std::set<int>> ranks;  // by the number of ranks
   for (const std::string& name : listed.value()) {
     const auto found = parse(name);
-    const bool is_wanted = found.has_value() && found->kind == kind && found->rank >= 0 &&
-                           found->rank < found->world_size && (!is_of_kind || found->world_size == asked->world_size);
-    if (is_wanted) ranks[found->world_size].insert(found->rank);
+    if (!found.has_value() || found->kind != kind || found->rank < 0) continue;
+    const bool is_wanted = is_of_kind ? found->world_size == asked->world_size : found->world_size > 0;
+    if (is_wanted && (found->world_size == 0 || found->rank < found->world_size)) {
+      ranks[found->world_size].insert(found->rank);
+    }
   }
   if (ranks.empty()) return not_found(path);
-  const int world_size = ranks.begin()->first;
+  const std::set<int>& there = ranks.begin()->second;
+  const int world_size = ranks.begin()->first, num_ranks = world_size == 0 ? *there.rbegin() + 1 : world_size;
   if (ranks.size() > 1) {
     return Status::make(
         Code::kUnsupported,
@@ -105,13 +112,13 @@ base::Result<ModelFiles> find_rank_files(const std::string& path) {
         directory);
   }
   ModelFiles files{directory, {}, {}, {}, {}, {}};
-  for (int rank = 0; rank < world_size; ++rank) {
+  for (int rank = 0; rank < num_ranks; ++rank) {
     files.names.push_back(name_of_rank(kind, world_size, std::to_string(rank)));
-    if (ranks.begin()->second.count(rank) != 0) continue;
+    if (there.count(rank) != 0) continue;
     const std::string missing = io::join(directory, files.names.back());
     return Status::make(Code::kCorrupt,
-                        text("open(", missing, "): the file of rank ", rank,
-                             " is missing: ", ranks.begin()->second.size(), " of ", world_size, " are there"),
+                        text("open(", missing, "): the file of rank ", rank, " is missing: ", there.size(), " of ",
+                             num_ranks, " are there"),
                         missing, ENOENT);
   }
   files.stored = files.names;

@@ -9,12 +9,14 @@
 
 namespace bytecheckpoint::engine {
 
-/// Finds the files that the ranks of a job have written with torch.save, one each: `KIND_world_size_W_rank_R.pt`.
+/// Finds the files that the ranks of a job have written with torch.save, one each: `KIND_world_size_W_rank_R.pt`, as
+/// verl does, or `KIND_R.pt`, as torch_checkpointing does.
 ///
 ///     path                                what is found
 ///     ----                                -------------
 ///     a folder                            the files of kind `model`
 ///     FOLDER/KIND_world_size_W_rank_*.pt  those of that kind: `optim`, `extra_state`
+///     FOLDER/KIND_*.pt                    those of that kind, up to the highest rank that is there
 ///
 /// \returns the files in the order of ranks. kNotFound if there are none. kCorrupt, naming one, if some are missing.
 /// kUnsupported if there are those of several numbers of ranks. kStorage.
