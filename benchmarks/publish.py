@@ -73,6 +73,7 @@ class Way:
     def __init__(self, folder: Path, state: State, limit: int) -> None:
         self.folder, self.state, self.limit = folder, state, limit
         self.into = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+        self.subscribed = {name: torch.empty_like(tensor) for name, tensor in state.items()}
         self.config = dataclasses.replace(Config.from_env(), write_bytes_per_s=limit)
         options: dict[str, Any] = {"no_dist": True, "config": self.config}
         self.publisher = Publisher(folder / "published", base_every=1_000_000, keep_versions=2, **options)
@@ -85,7 +86,7 @@ class Way:
         self.reports.append(self.publisher.publish(self.state, self.version))
 
     def update(self) -> None:
-        assert self.subscriber.update(self.into) == self.version
+        assert self.subscriber.update(self.subscribed) == self.version
 
     def save(self) -> None:
         save_state_dict(self.folder / "saved", self.state, no_dist=True, config=self.config)
@@ -134,9 +135,8 @@ def measure(way: Way, share: float, args: Any, watch: Stopwatch) -> dict[str, li
             if repetition:
                 seconds[each].append(took)
             if each == UPDATE:
-                assert all(
-                    torch.equal(way.into[n].view(torch.int16), t.view(torch.int16)) for n, t in way.state.items()
-                )
+                got = way.subscribed
+                assert all(torch.equal(got[n].view(torch.int16), t.view(torch.int16)) for n, t in way.state.items())
         assert way.reports[-1].kind == "delta"
         assert way.reports[-1].num_changed == changed
         before = {name: tensor.clone() for name, tensor in way.state.items()}
