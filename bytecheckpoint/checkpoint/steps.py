@@ -9,7 +9,7 @@ import os
 from bytecheckpoint.checkpoint.keeping import IS_DRAINED, drains_of
 from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.config import Config
-from bytecheckpoint.contents.foreign_formats import folder_format
+from bytecheckpoint.contents.foreign_formats import what_it_is
 from bytecheckpoint.errors import CheckpointError, UnsupportedError
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import inspect_step, is_bare
@@ -92,7 +92,7 @@ def look_at_step(step: int, path: str) -> StepFolder | None:
         if is_bare(found) and folder_at(path).is_removed():
             return None
         folder = folder_of(step, path, found)
-        foreign = folder_format(as_place(path)) if folder.state == "unknown" and not folder.has_mark else ""
+        foreign = what_it_is(as_place(path)) if folder.state == "unknown" and not folder.has_mark else ""
         return dataclasses.replace(folder, reason=foreign) if foreign else folder
     except CheckpointError as error:
         if folder_at(path).is_gone():

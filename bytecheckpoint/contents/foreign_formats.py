@@ -15,7 +15,7 @@ from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.paths import Place, name_of
 
-__all__ = ["HEAD_BYTES", "folder_format", "foreign_file", "other_writer"]
+__all__ = ["HEAD_BYTES", "folder_format", "foreign_file", "other_writer", "what_it_is"]
 
 HEAD_BYTES = 4096  # of a file, which show what it is
 
@@ -66,8 +66,6 @@ _FOLDERS = (
     _FolderFormat(
         (rf"mp_rank_\d+_model_states\.pt|{_ZERO_FILES}",),
         "a step of DeepSpeed",
-        "write whole weights by 'python zero_to_fp32.py . OUT --safe_serialization' in the folder of the run, which "
-        "has that script, and take OUT",
     ),
     _FolderFormat(
         (r"mp_rank_\d+(_\d+)*",),
@@ -169,6 +167,14 @@ def folder_format(place: Place) -> str:
     """Returns what a folder is if it is of a format that is not read here, and what helps; "" if it is of none."""
     found = _format_of(place)
     return "" if found is None or not found.advice else f"it is {found.what}, which is not read here: {found.advice}"
+
+
+def what_it_is(place: Place) -> str:
+    """Does what ``folder_format`` does, also of formats that are read."""
+    found = _format_of(place)
+    if found is None or found.advice:
+        return folder_format(place)
+    return f"it is {found.what}, which ls, verify, load and convert take, but no step of a run of DCP"
 
 
 def other_writer(place: Place) -> str:

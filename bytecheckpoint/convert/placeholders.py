@@ -38,9 +38,9 @@ def refuse_placeholders(outputs: Outputs, source: Source, opened: Opened) -> Non
     if found:
         raise UnsupportedError(
             f"convert({source.place}): these tensors have shape [0], as ZeRO-3 leaves them where weights are "
-            f"partitioned, and no elements: {listed([*map(repr, found)])}. Gather the weights first: with "
-            "zero_to_fp32.py, which DeepSpeed puts beside its checkpoints, or by saving with "
-            "stage3_gather_16bit_weights_on_model_save; then convert what that wrote. If they are meant to be empty, "
+            f"partitioned, and no elements: {listed([*map(repr, found)])}. Pass the folder of "
+            "the step, whose ranks have the weights, with include=['module']; or save with "
+            "stage3_gather_16bit_weights_on_model_save, and convert what that wrote. If they are meant to be empty, "
             "leave them out with exclude",
             source.place,
         )

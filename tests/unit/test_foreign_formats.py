@@ -19,8 +19,6 @@ from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
 
 # Names in a folder, and what must be said of it.
 FOLDERS = {
-    "a step of DeepSpeed": ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"],
-    "zero_to_fp32.py": ["bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"],
     "a universal checkpoint of DeepSpeed": ["zero/w/fp32.pt", "mp_rank_00_model_states.pt"],
     "a step of Megatron-LM in its format 'torch'": ["mp_rank_00_001/model_optim_rng.pt"],
     "files of the ranks of a job": ["optim_world_size_4_rank_3.pt", "fsdp_config.json"],
@@ -54,14 +52,15 @@ def test_a_folder(tmp_path: Path, what: str) -> None:
 
 
 def test_a_run_says_what_its_steps_are(tmp_path: Path) -> None:
-    put(tmp_path / "run", ["latest", "global_step10/mp_rank_00_model_states.pt"])
+    put(tmp_path / "run", ["10/checkpoint_metadata.json", "10/model_config.json", "9/mp_rank_00_model_states.pt"])
     said = run("ls", str(tmp_path / "run"))
-    assert "a run folder with the step 10; of " in said.stderr
-    assert "a step of DeepSpeed" in said.stderr
-    (step,) = scan_steps(tmp_path / "run")
-    assert step.state == "unknown"
-    assert "a step of DeepSpeed" in step.reason
-    assert not step.is_faulty
+    assert "a run folder with the steps 9, 10; of " in said.stderr
+    assert "a step of nanotron" in said.stderr
+    of_deepspeed, of_nanotron = scan_steps(tmp_path / "run")
+    assert (of_deepspeed.state, of_nanotron.state) == ("unknown", "unknown")
+    assert "a step of DeepSpeed, which ls, verify, load and convert take" in of_deepspeed.reason
+    assert "a step of nanotron, which is not read here: " in of_nanotron.reason
+    assert not of_nanotron.is_faulty
     assert "DeepSpeed" in run("steps", str(tmp_path / "run")).stdout
 
 

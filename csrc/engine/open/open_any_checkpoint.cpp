@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "csrc/engine/open/open_deepspeed.h"
 #include "csrc/engine/open/open_safetensors.h"
 #include "csrc/engine/open/open_torch_file.h"
 
@@ -18,7 +19,9 @@ base::Result<format::Manifest> open_any_checkpoint(const std::string& path, cons
   base::Result<format::Manifest> safetensors = open_safetensors(path);
   if (is_found(safetensors)) return safetensors;
   base::Result<format::Manifest> of_torch = open_torch_file(path);
-  return is_found(of_torch) ? std::move(of_torch) : std::move(ours);
+  if (is_found(of_torch)) return of_torch;
+  base::Result<format::Manifest> of_deepspeed = open_deepspeed(path);
+  return is_found(of_deepspeed) ? std::move(of_deepspeed) : std::move(ours);
 }
 
 base::Status explain_removed(const char* what, const std::string& path, Scope scope, base::Status failure) {

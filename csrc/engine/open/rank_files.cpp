@@ -56,7 +56,7 @@ std::string name_of_rank(std::string_view kind, int world_size, const std::strin
   return text(kind, kWorldSize, world_size, kRank, rank, kSuffix);
 }
 
-Status not_found(const std::string& path) {
+Status no_rank_files(const std::string& path) {
   return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there, and no files of ranks"), path,
                       ENOENT);
 }
@@ -90,7 +90,7 @@ base::Result<ModelFiles> find_rank_files(const std::string& path) {
   base::Result<std::vector<std::string>> listed = io::list_directory(directory);
   if (!listed.is_ok()) {
     const int error = listed.status().sys_errno();
-    return error == ENOENT || error == ENOTDIR ? not_found(path) : listed.status();
+    return error == ENOENT || error == ENOTDIR ? no_rank_files(path) : listed.status();
   }
   std::map<int, std::set<int>> ranks;  // by the number of ranks
   for (const std::string& name : listed.value()) {
@@ -101,7 +101,7 @@ base::Result<ModelFiles> find_rank_files(const std::string& path) {
       ranks[found->world_size].insert(found->rank);
     }
   }
-  if (ranks.empty()) return not_found(path);
+  if (ranks.empty()) return no_rank_files(path);
   const std::set<int>& there = ranks.begin()->second;
   const int world_size = ranks.begin()->first, num_ranks = world_size == 0 ? *there.rbegin() + 1 : world_size;
   if (ranks.size() > 1) {

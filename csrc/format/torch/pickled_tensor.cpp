@@ -30,13 +30,20 @@ class TensorPickle {
     }
     const auto v2 = call(value, Global::kRebuildTensorV2), v3 = call(value, Global::kRebuildTensorV3);
     if (!v2.has_value() && !v3.has_value()) return false;
-    const PickleSpan args = pickle_.children(v2.has_value() ? v2->args : v3->args);
-    const size_t required = v2.has_value() ? 6 : 7;
-    if (args.size() != required && args.size() != required + 1) return false;
-    out->is_typed = v2.has_value();
-    if (!out->is_typed) out->dtype = dtype_of(args[6], Global::kTorchDType);
+    if (!read_rebuilt(v2.has_value(), v2.has_value() ? v2->args : v3->args, out)) return false;
     out->is_parameter = parameter.has_value();
-    out->requires_grad = (parameter.has_value() ? pickle_.children(parameter->args)[1] : args[4]).is_true();
+    if (out->is_parameter) out->requires_grad = pickle_.children(parameter->args)[1].is_true();
+    return true;
+  }
+
+  /// Reads the arguments of the function that makes a tensor. \param is_v2  Which of them it is.
+  bool read_rebuilt(bool is_v2, const PickleValue& arguments, PickledTensor* out) const {
+    const PickleSpan args = pickle_.children(arguments);
+    const size_t required = is_v2 ? 6 : 7;
+    if (args.size() != required && args.size() != required + 1) return false;
+    out->is_typed = is_v2;
+    if (!out->is_typed) out->dtype = dtype_of(args[6], Global::kTorchDType);
+    out->requires_grad = args[4].is_true();
     return read_storage(args[0], out) && out->dtype != nullptr && read_int(args[1], &out->first_element) &&
            read_ints(args[2], &out->sizes) && read_ints(args[3], &out->strides) && args[4].is(Kind::kBool) &&
            is_empty_ordered_dict(args[5]) && (args.size() == required || read_flags(args[required], out));
@@ -110,6 +117,26 @@ class TensorPickle {
 std::optional<PickledTensor> read_pickled_tensor(const Pickle& pickle, const PickleValue& value) {
   PickledTensor tensor;
   if (!TensorPickle(pickle).read(value, &tensor)) return std::nullopt;
+  return tensor;
+}
+
+std::optional<PickledTensor> read_pickled_tensor(const Pickle& pickle, const GlobalNames& names,
+                                                 const PickleValue& value) {
+  if (std::optional<PickledTensor> plain = read_pickled_tensor(pickle, value); plain.has_value()) return plain;
+  if (!value.is(Kind::kCall)) return std::nullopt;
+  const PickleObject object = *pickle.object(value);
+  const PickleSpan args = pickle.children(object.args);
+  const bool has_attributes =
+      names.name_of(object.global) == GlobalNames::Name("torch._tensor", "_rebuild_from_type_v2") && args.size() == 4 &&
+      args[0].is(Kind::kGlobal) && args[1].is(Kind::kGlobal) &&
+      names.name_of(args[1].global()) == GlobalNames::Name("torch", "Tensor");
+  if (!has_attributes) return std::nullopt;
+  const auto function = static_cast<Global>(args[0].global());
+  const bool is_v2 = function == Global::kRebuildTensorV2;
+  PickledTensor tensor;
+  if ((!is_v2 && function != Global::kRebuildTensorV3) || !TensorPickle(pickle).read_rebuilt(is_v2, args[2], &tensor)) {
+    return std::nullopt;
+  }
   return tensor;
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 
+#include "csrc/format/pickle/pickle_copy.h"
 #include "csrc/format/pickle/pickle_values.h"
 #include "csrc/tensor/dims.h"
 #include "csrc/tensor/dtype.h"
@@ -33,5 +34,10 @@ struct PickledTensor {
 /// \param pickle  Its globals have the numbers of `find_standard_global`.
 /// \returns nullopt for any other value.
 std::optional<PickledTensor> read_pickled_tensor(const Pickle& pickle, const PickleValue& value);
+
+/// The same, also for a plain tensor that somebody has given attributes, as DeepSpeed does. These are not read.
+/// \param names  The pickle was read with their rules.
+std::optional<PickledTensor> read_pickled_tensor(const Pickle& pickle, const GlobalNames& names,
+                                                 const PickleValue& value);
 
 }  // namespace bytecheckpoint::format

@@ -170,7 +170,7 @@ class Flattener {
         add_part(value, &added);
         return Status::ok();
       }
-      added.tensor = read_pickled_tensor(pickle_, value);
+      added.tensor = read_pickled_tensor(pickle_, names_, value);
       if (!added.tensor.has_value()) {
         added.refusal = text("it is a tensor that ", names_.text_of(pickle_.object(value)->global),
                              " makes (quantized, sparse or of a subclass)");
