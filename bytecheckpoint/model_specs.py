@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Specs for known models, between the names of Hugging Face and those of torchtitan, both ways."""
+"""Specs for known models, between the names of Hugging Face and those of torchtitan or Megatron-Core, both ways."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any, Literal
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.transform import Transform
-from bytecheckpoint.load_spec.transforms import Concat, Reshape, Split, Stack, Transpose
+from bytecheckpoint.load_spec.transforms import Concat, Pad, Reshape, Slice, Split, Stack, Transpose
 
-__all__ = ["Side", "deepseek_v3", "llama", "of_config", "qwen3"]
+__all__ = ["MegatronSide", "Side", "deepseek_v3", "llama", "megatron", "of_config", "qwen3"]
 
 Side = Literal["torchtitan", "hugging_face"]
+MegatronSide = Literal["megatron", "hugging_face"]
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 _LAYER, _OURS = "model.layers.{i}", "layers.{i}"
@@ -138,6 +139,67 @@ def deepseek_v3(config: _Config, to: Side = "torchtitan") -> LoadSpec:
     return _spec(read, to, names, _STACKS)
 
 
+def megatron(
+    config: _Config,
+    to: MegatronSide = "megatron",
+    *,
+    vocabulary_rows: int | None = None,
+    is_local: bool = False,
+) -> LoadSpec:
+    """Returns the spec between Hugging Face's dense models, and those with experts, and Megatron-Core's ``GPTModel``.
+
+    Megatron-Core's ``torch_dist`` checkpoints have all layers in one tensor. The rows of ``linear_qkv`` stand by group:
+    the queries of a group, its key, its value. ``linear_fc1`` has the gate's rows before the other ones. So Llama,
+    Mistral, Qwen 2 and 3 are covered, with experts Mixtral and Qwen 3, whose experts stand in a dim behind the layers.
+
+    Args:
+        config: See ``llama``.
+        to: ``megatron``: loads weights of Hugging Face into such a checkpoint's model. ``hugging_face``: makes weights
+            of Hugging Face of a checkpoint, and takes nothing else of it, such as the optimizer.
+        vocabulary_rows: Rows of the embedding in Megatron-Core, which pads the vocabulary; None: as many as
+            ``vocab_size``.
+        is_local: Whether the model was made of Megatron-Core's local layers, and not of Transformer Engine's: with
+            experts, one norm of a layer has another name then.
+
+    Raises:
+        ConfigError: See ``llama``; or the config is of a model that has a layer of another kind.
+    """
+    read = _ConfigFile.of(config, "megatron", tuple(_MEGATRON_EXPERTS))
+    read.refuse("mlp_bias", "mlp_only_layers", by="Megatron-Core's specs here")
+    if read.number("decoder_sparse_step", 1) != 1:
+        raise ConfigError(f"{read.what}: decoder_sparse_step: layers of two kinds are not stacked")
+    if to not in ("megatron", "hugging_face"):
+        raise ConfigError(f"{read.what}: to={to!r} must be 'megatron' or 'hugging_face'")
+    is_tied = bool(read.content.get("tie_word_embeddings"))
+    names = {_EMBEDDING: "embedding.word_embeddings.weight", "model.norm.weight": "decoder.final_layernorm.weight"}
+    names |= {} if is_tied else {_HEAD: "output_layer.weight"}
+    transforms = [*_grouped_qkv(read), *_mlp(read)]
+    stacks = {"input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight"}
+    stacks |= {"self_attn.o_proj.weight": "self_attention.linear_proj.weight"}
+    if read.content.get("attention_bias") and read.model_type == "llama":
+        stacks["self_attn.o_proj.bias"] = "self_attention.linear_proj.bias"
+    is_dense = _MEGATRON_EXPERTS[read.model_type] is None
+    norm = "mlp.linear_fc1.layer_norm_weight" if is_dense or is_local else "pre_mlp_layernorm.weight"
+    stacks["post_attention_layernorm.weight"] = norm
+    if read.model_type.startswith("qwen3"):
+        stacks |= {
+            "self_attn.q_norm.weight": "self_attention.q_layernorm.weight",
+            "self_attn.k_norm.weight": "self_attention.k_layernorm.weight",
+        }
+    transforms += [Stack(f"{_LAYER}.{theirs}", f"{_STACKED}.{ours}") for theirs, ours in stacks.items()]
+    rows, size = vocabulary_rows, read.number("vocab_size", 0)
+    padded = [name for name in (_EMBEDDING, _HEAD) if name in names and rows is not None and rows != size]
+    if padded and size == 0:
+        raise ConfigError(f"{read.what}: vocabulary_rows={rows}: the config must say vocab_size")
+    spec = LoadSpec(rename=names, transforms=transforms)
+    if to == "hugging_face":
+        made = [each.to for each in transforms if isinstance(each, Stack) and each.to.startswith(_STACKED)]
+        back = spec.inverted()
+        cut = [Slice(names[name], end=size) for name in padded]
+        return dataclasses.replace(back, transforms=[*cut, *back.transforms], include=[*names.values(), *made])
+    return dataclasses.replace(spec, transforms=[*(Pad(name, size=rows) for name in padded), *transforms])
+
+
 def of_config(config: _Config, to: Side = "torchtitan") -> LoadSpec:
     """Returns the spec for the model that ``config.json`` names: ``llama``, ``qwen3`` or ``deepseek_v3``.
 
@@ -150,6 +212,65 @@ def of_config(config: _Config, to: Side = "torchtitan") -> LoadSpec:
     """
     read = _ConfigFile.of(config, "of_config", tuple(_BY_TYPE))
     return _BY_TYPE[read.model_type](config, to)
+
+
+# Where the models that Megatron-Core has keep their experts; None: they have none.
+_MEGATRON_EXPERTS: Mapping[str, tuple[str, str, str, str, str] | None] = {
+    "llama": None,
+    "mistral": None,
+    "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
+    "qwen2": None,
+    "qwen3": None,
+    "qwen3_moe": ("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"),
+}
+_STACKED = "decoder.layers"
+
+
+def _grouped_qkv(config: _ConfigFile) -> list[Transform]:
+    """Makes the rows of ``linear_qkv``: [groups, queries of a group and a key and a value, size of a head, hidden]."""
+    num_heads, hidden = config.number("num_attention_heads"), config.number("hidden_size")
+    groups = config.number("num_key_value_heads", 0) or num_heads
+    size = config.number("head_dim", 0) or hidden // num_heads
+    of_group = {"q_proj": num_heads // groups * size, "k_proj": size, "v_proj": size}
+    has_bias = config.model_type == "qwen2" or bool(config.content.get("attention_bias"))
+    transforms: list[Transform] = []
+    for kind in ("weight", "bias") if has_bias else ("weight",):
+        tail = [hidden] if kind == "weight" else []
+        parts = {f"{_LAYER}.self_attn.{name}.{kind}": rows for name, rows in of_group.items()}
+        joined, rows_of_group = f"{_LAYER}.self_attn.qkv.{kind}", sum(of_group.values())
+        transforms += [
+            Reshape(name, shape=[groups, rows, *tail], source_shape=[groups * rows, *tail])
+            for name, rows in parts.items()
+        ]
+        transforms += [
+            Concat([*parts], joined, dim=1, sizes=[*parts.values()]),
+            Reshape(joined, shape=[groups * rows_of_group, *tail], source_shape=[groups, rows_of_group, *tail]),
+            Stack(joined, f"{_STACKED}.self_attention.linear_qkv.{kind}"),
+        ]
+    return transforms
+
+
+def _mlp(config: _ConfigFile) -> list[Transform]:
+    """Joins gate and up projection, and stacks the layers, and the experts of each."""
+    experts = _MEGATRON_EXPERTS[config.model_type]
+    if experts is None:
+        gate_up = [f"{_LAYER}.mlp.{name}.weight" for name in ("gate_proj", "up_proj")]
+        joined = f"{_LAYER}.mlp.gate_up.weight"
+        return [
+            Concat(gate_up, joined, sizes="alike"),
+            Stack(joined, f"{_STACKED}.mlp.linear_fc1.weight"),
+            Stack(f"{_LAYER}.mlp.down_proj.weight", f"{_STACKED}.mlp.linear_fc2.weight"),
+        ]
+    router, folder, gate, up, down = experts
+    of_expert, all_experts = f"{_LAYER}.{folder}.{{expert}}", f"{_STACKED}.mlp.experts.experts"
+    return [
+        Stack(f"{_LAYER}.{router}.weight", f"{_STACKED}.mlp.router.weight"),
+        Concat([f"{of_expert}.{gate}.weight", f"{of_expert}.{up}.weight"], f"{of_expert}.fc1", sizes="alike"),
+        Stack(f"{of_expert}.fc1", f"{_LAYER}.fc1_of_experts"),
+        Stack(f"{_LAYER}.fc1_of_experts", f"{all_experts}.linear_fc1.weight"),
+        Stack(f"{of_expert}.{down}.weight", f"{_LAYER}.fc2_of_experts"),
+        Stack(f"{_LAYER}.fc2_of_experts", f"{all_experts}.linear_fc2.weight"),
+    ]
 
 
 _BY_TYPE: Mapping[str, Callable[[_Config, Side], LoadSpec]] = {
@@ -220,15 +341,15 @@ class _ConfigFile:
             raise ConfigError(f"{self.what}: the config says {key}={value!r}, which must be a number")
         return value
 
-    def refuse(self, *keys: str) -> None:
-        """Refuses what torchtitan's model does not have.
+    def refuse(self, *keys: str, by: str = "torchtitan's model") -> None:
+        """Refuses what the other side's model does not have.
 
         Raises:
             ConfigError: The config has one of these keys.
         """
         for key in keys:
             if self.content.get(key):
-                raise ConfigError(f"{self.what}: the config says {key}=true, which torchtitan's model does not have")
+                raise ConfigError(f"{self.what}: the config says {key}=true, which {by} does not have")
 
     def unused(self) -> list[str]:
         """Returns patterns of tensors that are in the files, but in no model of torchtitan."""
