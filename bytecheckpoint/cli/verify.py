@@ -48,18 +48,19 @@ def settings(threads: int) -> Config:
     show_default=True,
     help="Threads that read, and as many that compute checksums.",
 )
+@click.option("--allow-unchecked", is_flag=True, help="Accept a checkpoint none of whose bytes has a checksum.")
 @json_option
 @progress_option
 @click.pass_context
-def command(ctx: click.Context, path: str, threads: int, as_json: bool, progress: bool) -> None:
+def command(ctx: click.Context, path: str, threads: int, allow_unchecked: bool, as_json: bool, progress: bool) -> None:
     """Reads every byte of a checkpoint and compares it with its checksum.
 
     PATH is a checkpoint, or a step folder of bytecheckpoint.save: then all parts are verified, and that they are of one
     save; or a place of a Publisher: then all bases and deltas are. It also verifies that both parts of the metadata say
     the same, that stock readers find what ours do, that every element of every tensor is stored, and that there is no
     data file that nothing refers to. For a checkpoint of stock DCP, the CRCs in its records are compared. It opens
-    nothing for writing. Ends with 1 if there are findings, and with 2 if files could not be read and nothing else was
-    found.
+    nothing for writing. Ends with 1 if there are findings, or if no byte has a checksum to compare it with, as in
+    safetensors, and with 2 if files could not be read and nothing else was found.
 
     \b
     Example:
@@ -90,6 +91,11 @@ def command(ctx: click.Context, path: str, threads: int, as_json: bool, progress
             click.echo(f"{one_line(path)}: {one_line(mismatch)}")
     if problems and findings == len(problems) and all(map(_could_not_be_read, problems)):
         raise Failure(f"{path}: {counted(len(problems), 'file')} could not be read; the checkpoint may still be whole")
+    is_unchecked = not any(report.bytes_checked for report in reports.values())
+    if is_unchecked and not findings and not allow_unchecked:
+        nothing = "nothing was compared: no byte has a checksum; --allow-unchecked accepts that"
+        click.echo(f"bcp: {one_line(path)}: {nothing}", err=True)
+        ctx.exit(1)
     ctx.exit(1 if findings else 0)
 
 

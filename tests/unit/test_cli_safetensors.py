@@ -52,7 +52,7 @@ def test_ls_and_show(folder: Path) -> None:
 
 
 def test_verify(folder: Path) -> None:
-    told = as_json("verify", str(folder))
+    told = as_json("verify", str(folder), "--allow-unchecked")
     assert (told["is_whole"], told["findings"], told["num_files"], told["num_records"]) == (True, 0, 3, 4)
     assert told["bytes_checked"] == 0
     assert told["bytes_unchecked"] == sum(tensor.nbytes for tensor in weights().values())
@@ -60,7 +60,12 @@ def test_verify(folder: Path) -> None:
     assert "note: safetensors have no checksums: headers, sizes and the index were checked, the elements" in shown
     assert f"{folder}: whole; 4 records in 3 files, 0 bytes compared with their checksums" in shown
     for file in folder.glob("*.safetensors"):
-        assert run("verify", str(file)).exit_code == 0
+        assert run("verify", str(file), "--allow-unchecked").exit_code == 0
+    nothing = run("verify", str(folder))
+    assert (nothing.exit_code, nothing.stderr) == (
+        1,
+        f"bcp: {folder}: nothing was compared: no byte has a checksum; --allow-unchecked accepts that\n",
+    )
 
 
 def damage(folder: Path, how: str) -> str:
