@@ -12,10 +12,11 @@ from pathlib import Path
 from bytecheckpoint.contents.foreign_formats import HEAD_BYTES, folder_format, foreign_file
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
 from bytecheckpoint.listing import listed
+from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.names import RECORDS, is_data, is_mark
 from bytecheckpoint.storage.parts import REFERENCE, checkpoints_in, inspect_step
-from bytecheckpoint.storage.paths import as_place, location, name_of, parent_of
+from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of, parent_of
 from bytecheckpoint.storage.step_folder import step_paths, steps_there
 
 __all__ = ["explaining", "refuse_reference"]
@@ -131,7 +132,17 @@ def _names_at(path: str | os.PathLike[str]) -> str:
         return ""
     files = [name for name in names if name.endswith(_WEIGHTS)]
     one = f"; pass one of its files, as '{_joined(path, files[0])}'" if files else ""
+    within = next((name for name in names[:_MOST_NAMED] if _opens(below(place, name))), "")
+    if within:
+        one = f"; pass '{_joined(path, within)}', which is one"
     return f"no checkpoint there: the folder holds {listed(names, _MOST_NAMES)}{one}"
+
+
+def _opens(place: Place) -> bool:
+    """Whether a folder in the folder is a checkpoint, as that of an actor in a step of verl."""
+    with suppress(CheckpointError):
+        return folder_at(place).is_there() and bool(_core.Checkpoint.open(str(place)).names())
+    return False
 
 
 def _joined(path: str | os.PathLike[str], name: str) -> str:

@@ -163,6 +163,16 @@ def test_items_of_torch_checkpointing(kind: str) -> None:
     assert "model_*.pt" in said.stderr or "holds model_0.pt" in said.stderr
 
 
+def test_a_step_with_several_models_names_one(copied: Path) -> None:
+    step = copied.parent / "global_step_10"
+    step.mkdir()
+    copied.rename(step / "actor")
+    said = run("ls", str(step))
+    assert said.stderr == (
+        f"bcp: open({step}): no checkpoint there: the folder holds actor; pass '{step}/actor', which is one\n"
+    )
+
+
 def test_a_folder_without_a_model(copied: Path) -> None:
     for path in copied.glob("model_*"):
         path.unlink()
