@@ -85,6 +85,30 @@ def test_average_of_models(tmp_path: Path, save: Any) -> None:
         )
 
 
+@pytest.mark.parametrize("prefix", ["model", "state_dict", "module"])
+def test_the_prefix_of_a_model(tmp_path: Path, prefix: str) -> None:
+    weights = {"layers.0.weight": torch.ones(3), "norm": torch.zeros(2)}
+    beside = {"optimizer_states.0.m": torch.ones(3), "epoch": 3, "ema.x": torch.ones(1)}
+    save_state_dict(tmp_path / "ckpt", {f"{prefix}.{name}": it for name, it in weights.items()} | beside, no_dist=True)
+    assert run("convert", tmp_path / "ckpt", tmp_path / "hf", "--model-only").exit_code == 0
+    assert {*load_file(tmp_path / "hf/model.safetensors")} == {*weights}
+
+
+def test_a_model_of_hugging_face_keeps_its_names(tmp_path: Path) -> None:
+    """Its keys begin with "model.", but for the head's."""
+    weights = {"model.layers.0.weight": torch.ones(3), "lm_head.weight": torch.zeros(2)}
+    save_state_dict(tmp_path / "ckpt", weights | {"optimizer.m": torch.ones(3), "step": 3}, no_dist=True)
+    assert run("convert", tmp_path / "ckpt", tmp_path / "hf", "--model-only").exit_code == 0
+    assert {*load_file(tmp_path / "hf/model.safetensors")} == {*weights}
+
+
+def test_tensors_beside_a_model_that_nobody_knows(tmp_path: Path) -> None:
+    save_state_dict(tmp_path / "ckpt", {"model.w": torch.ones(3), "teacher.w": torch.ones(3)}, no_dist=True)
+    result = run("convert", tmp_path / "ckpt", tmp_path / "hf", "--model-only")
+    assert result.exit_code == 2
+    assert "tensors of teacher beside those of model" in result.output
+
+
 def test_a_checkpoint_without_a_model(tmp_path: Path) -> None:
     save_state_dict(tmp_path / "ckpt", {"optimizer": {"m": torch.ones(3)}}, no_dist=True)
     result = run("convert", tmp_path / "ckpt", tmp_path / "hf", "--model-only")

@@ -79,6 +79,21 @@ Status check_same(const ModelFiles& files, const format::Item& first, const form
       files.directory);
 }
 
+/// Keeps of each box the part of the lowest rank, and drops those without elements if there are others.
+void drop_copies(std::vector<format::Chunk>* chunks) {
+  const auto is_before = [](const tensor::Box& a, const tensor::Box& b) {
+    return a.offsets != b.offsets ? a.offsets < b.offsets : a.sizes < b.sizes;
+  };
+  std::stable_sort(chunks->begin(), chunks->end(), [&](const format::Chunk& a, const format::Chunk& b) {
+    const bool is_empty = !tensor::has_elements(a.box), is_other_empty = !tensor::has_elements(b.box);
+    return is_empty != is_other_empty ? is_other_empty : is_before(a.box, b.box);
+  });
+  const auto end = std::unique(chunks->begin(), chunks->end(), [](const format::Chunk& a, const format::Chunk& b) {
+    return a.box == b.box || !tensor::has_elements(b.box);
+  });
+  chunks->erase(end, chunks->end());
+}
+
 }  // namespace
 
 base::Result<ModelFiles> find_rank_files(const std::string& path) {
@@ -137,17 +152,10 @@ Status join_ranks(const ModelFiles& files, format::Manifest* manifest) {
     }
     format::Item& first = joined.back();
     BCP_RETURN_IF_ERROR(check_same(files, first, item));
-    if (!first.is_tensor) continue;
-    format::Chunk& part = item.chunks.front();
-    const bool is_copy = std::any_of(first.chunks.begin(), first.chunks.end(),
-                                     [&](const format::Chunk& chunk) { return chunk.box == part.box; });
-    if (!is_copy) first.chunks.push_back(std::move(part));
+    if (first.is_tensor) first.chunks.push_back(std::move(item.chunks.front()));
   }
-  for (format::Item& item : joined) {  // a rank may have had nothing of a tensor
-    const auto is_empty = [](const format::Chunk& chunk) { return !tensor::has_elements(chunk.box); };
-    const bool has_any = !std::all_of(item.chunks.begin(), item.chunks.end(), is_empty);
-    if (!item.is_tensor || !has_any) continue;
-    item.chunks.erase(std::remove_if(item.chunks.begin(), item.chunks.end(), is_empty), item.chunks.end());
+  for (format::Item& item : joined) {
+    if (item.is_tensor) drop_copies(&item.chunks);
   }
   items = std::move(joined);
   return Status::ok();
