@@ -338,6 +338,30 @@ def torch_files() -> Iterator[bytes]:
         end = b"\x89" + named(b"collections\nOrderedDict", b"")
         return named(b"torch._utils\n" + function, storage + b"K" + bytes([first]) + sizes + strides + end)
 
+    def made(name: bytes, state: dict[str, bytes]) -> bytes:
+        return b"c" + name + b"\n)\x81}(" + b"".join(text(key) + value for key, value in state.items()) + b"ub"
+
+    def dtensor(local: bytes, sizes: bytes, coordinate: bytes, layout: bytes, *placements: bytes) -> bytes:
+        mesh = made(b"torch.distributed.device_mesh\nDeviceMesh", {"_layout": layout, "_coordinate_on_dim": coordinate})
+        spec = {"mesh": mesh, "placements": b"(" + b"".join(placements) + b"t"}
+        parts = {"_local_tensor": local, "_spec": made(b"torch.distributed.tensor._dtensor_spec\nDTensorSpec", spec)}
+        state = b"N}(" + b"".join(text(key) + value for key, value in parts.items()) + b"u\x86"
+        kind = b"ctorch.distributed.tensor\nDTensor\n"
+        arguments = kind + b"ctorch\nfloat32\n" + sizes
+        return named(
+            b"torch._tensor\n_rebuild_from_type_v2",
+            b"ctorch._utils\n_rebuild_wrapper_subclass\n" + kind + b"(" + arguments + b"t" + state,
+        )
+
+    def shard(dim: int, factor: int | None = None) -> bytes:
+        kind = b"torch.distributed.tensor.placement_types\n" + (b"Shard" if factor is None else b"_StridedShard")
+        more = {} if factor is None else {"split_factor": b"K" + bytes([factor])}
+        return made(kind, {"dim": b"K" + bytes([dim]), **more})
+
+    def layout(*sizes: int) -> bytes:
+        flat = [made(b"torch.distributed._mesh_layout\n_FlatLayout", {"shape": ints(size)}) for size in sizes]
+        return made(b"torch.distributed._mesh_layout\n_MeshLayout", {"axes": b"(" + b"".join(flat) + b"t"})
+
     def file(values: dict[str, bytes], **more: bytes) -> bytes:
         entries = b"".join(text(key) + value for key, value in values.items())
         content = {"data.pkl": b"\x80\x02}(" + entries + b"u.", "byteorder": b"little", **more}
@@ -357,6 +381,18 @@ def torch_files() -> Iterator[bytes]:
     yield file({"o": b"(G" + bytes(8) + shared + b"h\2t", "n": b"cm\nC\n)\x81}" + text("k") + b"K\1sb"})
     yield file({"s": tensor("0", 0, ints(2), ints(1), b"_rebuild_qtensor"), "t": b"(" + plain + b"t"}, **storages)
     yield file({"e": tensor("0", 0, ints(2, 2), ints(0, 1)), "z": tensor("0", 0, ints(0), ints(1))}, **storages)
+    local, replicate = (
+        tensor("0", 0, ints(2, 4), ints(4, 1)),
+        made(b"torch.distributed.tensor.placement_types\nReplicate", {}),
+    )
+    yield file({"d": dtensor(local, ints(3, 4), ints(0), layout(2), shard(0))}, **storages)
+    yield file({"d": dtensor(local, ints(2, 4), ints(1, 0), layout(2, 2), replicate, replicate)}, **storages)
+    yield file({"d": dtensor(local, ints(8, 4), ints(1, 0), layout(2, 2), shard(0, 2), shard(0))}, **storages)
+    older = made(b"torch.distributed._mesh_layout\n_MeshLayout", {"shape": ints(2), "stride": ints(1)})
+    yield file({"d": dtensor(local, ints(2, 8), b"]K\1a", older, shard(1))}, **storages)
+    arguments = local.partition(b"(")[2][:-1]
+    attributes = b"ctorch._utils\n_rebuild_tensor_v2\nctorch\nTensor\n(" + arguments + b"}"
+    yield file({"a": named(b"torch._tensor\n_rebuild_from_type_v2", attributes)}, **storages)
     yield file({}, **{"constants.pkl": b""})
     yield b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
