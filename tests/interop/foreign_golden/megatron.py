@@ -9,11 +9,15 @@ Two ranks write each of ``state`` (all that ``ShardedTensor`` and ``ShardedObjec
 by ``FullyParallelSaveStrategyWrapper``), ``gpt`` (a GPT of two layers, tensor parallel, with the state of Adam) and
 ``moe`` (with experts, expert parallel, and the wrapper). ``expected.pt`` has the tensors by the keys of ``.metadata``:
 a prepended axis is an axis of them. ``expected.json`` has the common state, and the objects by their unique keys.
+
+``gpt`` is a Qwen2, and ``moe`` a Qwen3-MoE. Of either, ``logits.pt`` has ``tokens`` and the ``logits`` that the saved
+model makes of them on both ranks, in float32, and ``model.json`` has what a config of Hugging Face needs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import sys
@@ -34,7 +38,9 @@ from megatron.core.dist_checkpointing.serialization import get_default_save_shar
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.enums import AttnBackend
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from interop.foreign_golden.names import check_names
@@ -45,6 +51,34 @@ COMMON = {
     "checkpoint_version": 3.0,
     "args": {"hidden_size": 32, "lr": 0.25, "bf16": True, "data": ["a", "b"], "rope": None, "betas": {"first": 0.5}},
 }
+
+FACTS = [
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "ffn_hidden_size",
+    "layernorm_epsilon",
+    "normalization",
+    "layernorm_zero_centered_gamma",
+    "qk_layernorm",
+    "add_qkv_bias",
+    "add_bias_linear",
+    "gated_linear_unit",
+    "rotary_interleaved",
+]
+FACTS_OF_EXPERTS = [
+    "num_moe_experts",
+    "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_layer_freq",
+    "moe_router_topk",
+    "moe_router_pre_softmax",
+    "moe_router_score_function",
+    "moe_router_topk_scaling_factor",
+    "moe_router_enable_expert_bias",
+]
 
 
 def state() -> dict[str, Any]:
@@ -108,8 +142,10 @@ def save(kind: str, version: str) -> None:
     # Megatron uses a GPU whether there is one or not: it waits for it, and agrees on failures with tensors there.
     torch.cuda.synchronize = lambda *_: None
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
+    computed: dict[str, torch.Tensor] = {}
+    facts: dict[str, Any] = {}
     if kind in ("gpt", "moe"):
-        saved, common = model_state(kind)
+        saved, common, computed, facts = model_state(kind)
     else:
         saved, common = state(), COMMON
     apply_factories(saved)  # as save does first: a gated MLP becomes two shards of one key
@@ -118,6 +154,9 @@ def save(kind: str, version: str) -> None:
     if dist.get_rank() == 0:
         (folder / "checkpoint").mkdir(parents=True)
         write_expected(folder, tensors, {"common": common, "objects": kept})
+        if computed:
+            torch.save(computed, folder / "logits.pt")
+            (folder / "model.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
     dist.barrier()
     strategy = None
     if kind in ("parallel", "moe"):
@@ -133,13 +172,18 @@ def _default_strategy() -> Any:
         return get_default_save_sharded_strategy()
 
 
-def model_state(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what Megatron-LM saves of a small GPT, and the common state as JSON has it. Collective."""
+def model_state(kind: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor], dict[str, Any]]:
+    """Returns what Megatron-LM saves of a small GPT, the common state as JSON has it, logits, and facts. Collective."""
     experts = kind == "moe"
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=1 if experts else 2, expert_model_parallel_size=2 if experts else 1
     )
-    options: dict[str, Any] = {"num_moe_experts": 4, "expert_model_parallel_size": 2} if experts else {}
+    get_cuda_rng_tracker(inference_rng_tracker=True)  # the first call decides; this one needs no GPU
+    vars(moe_utils).setdefault("te_general_gemm", None)  # where there is no TransformerEngine, nothing sets it
+    dtype = torch.bfloat16 if experts else torch.float32
+    options: dict[str, Any] = {}
+    if experts:
+        options = {"num_moe_experts": 4, "expert_model_parallel_size": 2, "moe_router_topk": 2, "qk_layernorm": True}
     config = TransformerConfig(
         num_layers=2,
         hidden_size=32,
@@ -149,15 +193,13 @@ def model_state(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
-        add_qkv_bias=True,
+        add_qkv_bias=not experts,
         normalization="RMSNorm",
         use_cpu_initialization=True,
         tensor_model_parallel_size=1 if experts else 2,
-        bf16=experts,
-        params_dtype=torch.bfloat16 if experts else torch.float32,
         **options,
     )
-    spec = get_gpt_layer_local_spec(num_experts=4 if experts else None, normalization="RMSNorm")
+    spec = get_gpt_layer_local_spec(num_experts=4 if experts else None, qk_layernorm=experts, normalization="RMSNorm")
     model = GPTModel(
         config,
         spec,
@@ -165,18 +207,64 @@ def model_state(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
         max_sequence_length=16,
         position_embedding_type="rope",
         share_embeddings_and_output_weights=False,
+        parallel_output=False,
     )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_((parameter * 64).round() / 64)  # few values, so that archives are small
+    fill(model)
+    model.to(dtype)
     sharded = model.sharded_state_dict()
     saved = {"model": sharded, "rng_state": [rng_state()]}
     if not experts:
         saved["optimizer"] = optimizer_state(model, sharded)
     args = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "swiglu": True}
     common = {"args": args, "iteration": 7, "checkpoint_version": 3.0, "num_floating_point_operations_so_far": 0}
-    namespace = argparse.Namespace(**args, params_dtype=config.params_dtype, attention_backend=AttnBackend.auto)
-    return {**saved, **common, "args": namespace}, common
+    namespace = argparse.Namespace(**args, params_dtype=dtype, attention_backend=AttnBackend.auto)
+    computed = logits(model.float())  # after the step of the optimizer
+    model.to(dtype)  # exact: these are the parameters that are saved
+    return {**saved, **common, "args": namespace}, common, computed, facts_of(model)
+
+
+def fill(model: torch.nn.Module) -> None:
+    """Gives the parameters few values, so that archives are small, but no two shards or experts the same ones."""
+    tensor_rank = parallel_state.get_tensor_model_parallel_rank()
+    expert_rank = parallel_state.get_expert_model_parallel_rank()
+    with torch.no_grad():
+        for index, (name, parameter) in enumerate(model.named_parameters()):
+            seed = 2 * index
+            if not getattr(parameter, "allreduce", True):
+                seed += expert_rank
+            elif getattr(parameter, "tensor_model_parallel", False):
+                seed += tensor_rank
+            values = torch.randint(-4, 5, parameter.shape, generator=torch.Generator().manual_seed(seed)) / 16
+            parameter.copy_(values + 1 if "norm" in name else values)
+
+
+def logits(model: GPTModel) -> dict[str, torch.Tensor]:
+    """Returns tokens, and the logits that ``model`` makes of them. Collective."""
+    tokens = torch.arange(2 * 12).reshape(2, 12) % model.vocab_size
+    positions = torch.arange(12).expand(2, 12)
+    mask = torch.ones(1, 1, 12, 12, dtype=torch.bool).triu(1)  # what it makes itself, but on a GPU
+    with torch.inference_mode():
+        made = model.eval()(tokens, positions, mask)
+    assert made.shape == (2, 12, model.vocab_size)
+    assert made.dtype == torch.float32
+    gathered = [torch.empty_like(made) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, made)
+    assert all(torch.equal(one, made) for one in gathered), "ranks differ"
+    return {"tokens": tokens, "logits": made.clone()}
+
+
+def facts_of(model: GPTModel) -> dict[str, Any]:
+    """Returns what a config of Hugging Face needs to know, by Megatron's names."""
+    config = model.config
+    facts = {name: getattr(config, name) for name in FACTS}
+    facts["activation_func"] = config.activation_func.__name__
+    facts["vocab_size"] = model.vocab_size
+    for name in ("position_embedding_type", "rotary_base", "rotary_percent", "max_sequence_length"):
+        facts[name] = getattr(model, name)
+    facts["share_embeddings_and_output_weights"] = model.share_embeddings_and_output_weights
+    if config.num_moe_experts is not None:
+        facts.update((name, getattr(config, name)) for name in FACTS_OF_EXPERTS)
+    return facts
 
 
 def optimizer_state(model: torch.nn.Module, sharded: dict[str, Any]) -> dict[str, Any]:
