@@ -4,8 +4,8 @@
     python3.12 -m venv /tmp/env && /tmp/env/bin/pip install torch==2.13.0 transformers==5.10.4 numpy psutil
     cd tests && /tmp/env/bin/python -m interop.foreign_golden.verl FOLDER
 
-The archive of torch 2.15.0 was made with transformers 5.24.0, and is the same but for what torch pickles. verl itself
-is not installed, because it brings a hundred packages. ``save`` has the calls of
+There is an archive of torch 2.10.0, 2.13.0 and 2.15.0 (with transformers 5.24.0), because each pickles meshes in its
+own way. verl itself is not installed, because it brings a hundred packages. ``save`` has the calls of
 ``verl.utils.checkpoint.fsdp_checkpoint_manager.FSDPCheckpointManager.save_checkpoint``, and ``meshes`` those of
 ``verl.workers.engine.fsdp``; only the device is a CPU. The kinds:
 
