@@ -14,7 +14,7 @@ from support.goldens import GOLDEN
 
 import bytecheckpoint
 from bytecheckpoint.convert import convert
-from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, UnsupportedError
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, UnsupportedError
 
 
 @dataclass
@@ -123,6 +123,34 @@ def test_a_placeholder_never_becomes_a_tensor(step: Path) -> None:
         return
     with pytest.raises(CheckpointError, match=r"'module\.head\.weight' cannot be read: the module has a placeholder"):
         stored["module.head.weight"]
+
+
+def test_two_files_of_a_rank_are_refused(step: Path) -> None:
+    (path,) = step.glob("*zero_pp_rank_1_*optim_states.pt")
+    other = path.name.removeprefix("bf16_") if path.name.startswith("bf16_") else f"bf16_{path.name}"
+    shutil.copy(path, step / other)
+    with pytest.raises(UnsupportedError, match="are of rank 1"):
+        bytecheckpoint.read(step)
+
+
+def test_a_link_called_latest_is_no_step_of_deepspeed(tmp_path: Path) -> None:
+    (tmp_path / "run" / "step-1").mkdir(parents=True)
+    (tmp_path / "run" / "latest").symlink_to("step-1")
+    with pytest.raises(CheckpointNotFoundError, match="it is a run folder with the step 1"):
+        bytecheckpoint.read(tmp_path / "run")
+
+
+def test_values_of_other_kinds(tmp_path: Path) -> None:
+    """Tensors where texts and shapes should be."""
+    shutil.copytree(run_of("zero2-fp32") / "global_step3", tmp_path / "global_step3")
+    model = tmp_path / "global_step3" / "mp_rank_00_model_states.pt"
+    state = torch.load(model, weights_only=False)
+    torch.save(state | {"shared_params": {"head.weight": torch.ones(3)}}, model)
+    stored = bytecheckpoint.read(tmp_path / "global_step3")
+    assert stored["module.head.weight"].shape == (11, 5)  # the module has it, too
+    torch.save(state | {"param_shapes": [{"embed.weight": torch.ones(3)}]}, model)
+    with pytest.raises(CorruptCheckpointError, match=r"'param_shapes\.0\.embed\.weight' is no shape"):
+        bytecheckpoint.read(tmp_path / "global_step3")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ using format::Item;
 
 constexpr std::string_view kModule = "module.", kOfOptimizer = "optimizer_state_dict.";
 constexpr int64_t kMostNameBytes = 256;
+constexpr int64_t kMostElements = int64_t{1} << 48;  // of a parameter; so no sum of them overflows
 
 /// The files of a step. Each list is in the order of ranks.
 struct StepFiles {
@@ -119,14 +120,16 @@ class ZeroReader {
     return found;
   }
 
-  std::string_view pickle_of(const Item& item) const { return read_.foreign->text_of(item.chunks.front().record); }
+  /// Returns the pickle of an object; nothing for any other value.
+  std::string_view pickle_of(const Item& item) const {
+    const format::Record& record = item.chunks.front().record;
+    return record.kind == format::RecordKind::kInline ? read_.foreign->text_of(record) : std::string_view();
+  }
 
   base::Result<Shape> shape_of(const Item& item) const {
     Shape shape;
-    const bool is_object = item.chunks.front().record.kind == format::RecordKind::kInline;
-    if (is_object && read_size(pickle_of(item), &shape.sizes) && tensor::checked_numel(shape.sizes, &shape.numel)) {
-      return shape;
-    }
+    const bool is_shape = read_size(pickle_of(item), &shape.sizes) && tensor::checked_numel(shape.sizes, &shape.numel);
+    if (is_shape && shape.numel <= kMostElements) return shape;
     return corrupt(text("'", item.fqn, "' is no shape"));
   }
 
@@ -323,6 +326,9 @@ class ZeroReader {
 
 /// Reads the name of the step that `latest` names; "" if it names none.
 base::Result<std::string> latest_in(const std::string& directory) {
+  // Others have a link or a folder of this name.
+  BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(io::join(directory, "latest")));
+  if (type != io::EntryType::kRegular) return std::string();
   BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory, "latest", /*direct=*/false));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   BCP_ASSIGN_OR_RETURN(std::string name, file.read(0, std::min(size, kMostNameBytes)));
@@ -364,7 +370,11 @@ base::Result<StepFiles> find_step(const std::string& path, bool is_run) {
                                "these are not joined: convert them by the library that trained"),
                           path);
     }
-    (file->is_of_optimizer ? optimizers : models)[file->rank] = name;
+    const auto [other, is_first] = (file->is_of_optimizer ? optimizers : models).emplace(file->rank, name);
+    if (is_first) continue;
+    return Status::make(Code::kUnsupported,
+                        text("open(", path, "): both ", other->second, " and ", name, " are of rank ", file->rank),
+                        path);
   }
   if (models.empty() && optimizers.empty() && has_latest && is_run) {
     BCP_ASSIGN_OR_RETURN(const std::string name, latest_in(path));
