@@ -96,7 +96,7 @@ class ZeroReader {
     int64_t numel = 0;
   };
 
-  Status corrupt(std::string message) const {
+  Status corrupt(const std::string& message) const {
     return Status::make(Code::kCorrupt, text("open(", step_.directory, "): ", message), step_.directory);
   }
 
