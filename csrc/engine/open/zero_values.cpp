@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/open/zero_values.h"
 
-#include "csrc/format/manifest/manifest.h"
 #include "csrc/format/pickle/pickle_copy.h"
 #include "csrc/format/pickle/pickle_reader.h"
-#include "csrc/format/pickle/standard_globals.h"
+#include "csrc/format/torch/pickled_attributes.h"
 
 namespace bytecheckpoint::engine {
 namespace {
 
 using format::PickleValue;
-using Kind = PickleValue::Kind;
 
 /// Takes `text` off the front of `*from`. \returns whether it was there.
 bool take(std::string_view text, std::string_view* from) {
@@ -39,12 +37,6 @@ bool with_pickle(std::string_view bytes, const Use& use) {
   return read.is_ok() && use(read.value());
 }
 
-bool read_int(const format::Pickle& pickle, const PickleValue& value, int64_t* out) {
-  if (!value.is(Kind::kInt)) return false;
-  *out = pickle.integer(value);
-  return true;
-}
-
 }  // namespace
 
 std::optional<ZeroFile> parse_zero_file(std::string_view name) {
@@ -58,45 +50,21 @@ std::optional<ZeroFile> parse_zero_file(std::string_view name) {
 }
 
 bool read_size(std::string_view bytes, tensor::Dims* out) {
-  return with_pickle(bytes, [&](const format::Pickle& pickle) {
-    const auto size =
-        pickle.object(pickle.root(), Kind::kCall, static_cast<uint32_t>(format::StandardGlobal::kTorchSize));
-    const format::PickleSpan args = size.has_value() ? pickle.children(size->args) : format::PickleSpan();
-    if (args.size() != 1 || !args[0].is(Kind::kTuple)) return false;
-    const format::PickleSpan numbers = pickle.children(args[0]);
-    if (numbers.size() > format::kMaxDims) return false;
-    out->clear();
-    for (const PickleValue& number : numbers) {
-      int64_t read = 0;
-      if (!read_int(pickle, number, &read)) return false;
-      out->push_back(read);
-    }
-    return true;
-  });
+  return with_pickle(
+      bytes, [&](const format::Pickle& pickle) { return format::read_pickled_ints(pickle, pickle.root(), out); });
 }
 
 bool read_fragment(std::string_view bytes, Fragment* out) {
   return with_pickle(bytes, [&](const format::Pickle& pickle) {
-    const auto object = pickle.object(pickle.root());
-    if (!object.has_value() || pickle.root().is(Kind::kPersistent)) return false;
-    const format::PickleSpan args = pickle.children(object->args);
-    if (args.size() == 2) return read_int(pickle, args[0], &out->numel) && read_int(pickle, args[1], &out->start);
-    bool has_numel = false, has_start = false;
-    const format::PickleSpan state = pickle.children(object->state);
-    if (!object->state.is(Kind::kDict)) return false;
-    for (auto entry = state.begin(); entry != state.end(); ++entry) {
-      const std::string_view name = pickle.text(*entry);
-      ++entry;
-      if (name == "numel") has_numel = read_int(pickle, *entry, &out->numel);
-      if (name == "start") has_start = read_int(pickle, *entry, &out->start);
-    }
-    return has_numel && has_start;
+    const PickleValue numel = format::attribute_of(pickle, pickle.root(), "numel");
+    const PickleValue start = format::attribute_of(pickle, pickle.root(), "start");
+    return format::read_pickled_int(pickle, numel, &out->numel) && format::read_pickled_int(pickle, start, &out->start);
   });
 }
 
 bool read_text(std::string_view bytes, std::string* out) {
   return with_pickle(bytes, [&](const format::Pickle& pickle) {
-    if (!pickle.root().is(Kind::kString)) return false;
+    if (!pickle.root().is(PickleValue::Kind::kString)) return false;
     *out = std::string(pickle.text(pickle.root()));
     return true;
   });

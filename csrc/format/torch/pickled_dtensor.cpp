@@ -6,7 +6,7 @@
 
 #include "csrc/base/status.h"
 #include "csrc/format/manifest/manifest.h"
-#include "csrc/format/pickle/standard_globals.h"
+#include "csrc/format/torch/pickled_attributes.h"
 
 namespace bytecheckpoint::format {
 namespace {
@@ -36,14 +36,13 @@ class DTensorPickle {
   std::optional<PickledDTensor> read(const PickleValue& value) {
     PickledDTensor read;
     const PickleSpan args = pickle_.children(pickle_.object(value)->args);
-    const PickleValue state = state_of(args[3]);
-    const std::optional<PickledTensor> local = read_pickled_tensor(pickle_, attribute(state, "_local_tensor"));
+    const std::optional<PickledTensor> local = read_pickled_tensor(pickle_, attribute(args[3], "_local_tensor"));
     if (!local.has_value()) return no("its local part is no plain tensor");
     read.local = *local;
-    const PickleValue spec = attribute(state, "_spec"), mesh = attribute(spec, "mesh");
+    const PickleValue spec = attribute(args[3], "_spec"), mesh = attribute(spec, "mesh");
     int64_t numel = 0;
     const PickleSpan of_wrapper = pickle_.children(args[2]);
-    if (of_wrapper.size() < 3 || !read_ints(of_wrapper[2], &read.global_sizes) ||
+    if (of_wrapper.size() < 3 || !read_pickled_ints(pickle_, of_wrapper[2], &read.global_sizes) ||
         !tensor::checked_numel(read.global_sizes, &numel)) {
       return no("it has no global shape");
     }
@@ -77,60 +76,12 @@ class DTensorPickle {
 
   static bool is_sequence(const PickleValue& value) { return value.is(Kind::kTuple) || value.is(Kind::kList); }
 
-  /// Returns the dict of attributes: the state of an object, of which slots may stand behind in a tuple.
-  PickleValue state_of(PickleValue state) const {
-    if (state.is(Kind::kTuple) && pickle_.children(state).size() == 2) {
-      const PickleSpan both = pickle_.children(state);
-      state = both[1].is(Kind::kDict) ? both[1] : both[0];
-    }
-    return state.is(Kind::kDict) ? state : PickleValue();
-  }
-
-  /// Returns an attribute of an object, or an entry of a dict; a hole if there is none.
-  PickleValue attribute(const PickleValue& of, std::string_view name) const {
-    PickleValue dict = of;
-    if (const std::optional<PickleObject> object = pickle_.object(of); object.has_value()) {
-      dict = state_of(object->state);
-    }
-    PickleValue found;
-    if (!dict.is(Kind::kDict)) return found;
-    const PickleSpan entries = pickle_.children(dict);
-    for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
-      const PickleValue key = *entry;
-      ++entry;
-      if (key.is(Kind::kString) && pickle_.text(key) == name) found = *entry;
-    }
-    return found;
-  }
-
-  bool read_int(const PickleValue& value, int64_t* out) const {
-    if (!value.is(Kind::kInt)) return false;
-    *out = pickle_.integer(value);
-    return true;
-  }
-
-  bool read_ints(PickleValue value, tensor::Dims* out) const {
-    // A torch.Size is a call with a tuple.
-    if (const std::optional<PickleObject> object = pickle_.object(value); object.has_value()) {
-      const PickleSpan args = pickle_.children(object->args);
-      if (object->global != static_cast<uint32_t>(StandardGlobal::kTorchSize) || args.size() != 1) return false;
-      value = args[0];
-    }
-    const PickleSpan numbers = pickle_.children(value);
-    if (!is_sequence(value) || numbers.size() > kMaxDims) return false;
-    out->clear();
-    for (const PickleValue& number : numbers) {
-      int64_t read = 0;
-      if (!read_int(number, &read)) return false;
-      out->push_back(read);
-    }
-    return true;
-  }
+  PickleValue attribute(const PickleValue& of, std::string_view name) const { return attribute_of(pickle_, of, name); }
 
   /// Reads the product of numbers in nested tuples: what a dim of a mesh has that was made of several.
   bool read_product(const PickleValue& value, int depth, int64_t* product) const {
     int64_t number = 0;
-    if (read_int(value, &number)) {
+    if (read_pickled_int(pickle_, value, &number)) {
       const bool fits = number > 0 && *product <= kMostRanks / number;
       *product *= fits ? number : 1;
       return fits;
@@ -145,7 +96,7 @@ class DTensorPickle {
   /// Reads how many ranks each dim of the mesh has, and where this rank is. Versions of torch keep a tensor of ranks, a
   /// layout of shape and strides, or one with a layout for each dim.
   bool read_mesh(const PickleValue& mesh) {
-    if (!read_ints(attribute(mesh, "_coordinate_on_dim"), &coordinates_)) return false;
+    if (!read_pickled_ints(pickle_, attribute(mesh, "_coordinate_on_dim"), &coordinates_)) return false;
     const PickleValue layout = attribute(mesh, "_layout");
     const PickleValue axes = attribute(layout, "axes"), shape = attribute(layout, "shape");
     if (is_sequence(axes)) {
@@ -192,8 +143,8 @@ class DTensorPickle {
     PickleValue dim = attribute(value, "dim"), factor = attribute(value, "split_factor");
     if (dim.is(Kind::kHole) && args.size() > 0) dim = args[0];
     if (factor.is(Kind::kHole) && args.size() > 1) factor = args[1];
-    if (!read_int(dim, &out->dim) || out->dim < 0 || out->dim >= static_cast<int64_t>(num_dims) ||
-        (name == "_StridedShard" && (!read_int(factor, &out->factor) || out->factor < 1))) {
+    if (!read_pickled_int(pickle_, dim, &out->dim) || out->dim < 0 || out->dim >= static_cast<int64_t>(num_dims) ||
+        (name == "_StridedShard" && (!read_pickled_int(pickle_, factor, &out->factor) || out->factor < 1))) {
       (void)no("the numbers of a placement cannot be read");
       return false;
     }

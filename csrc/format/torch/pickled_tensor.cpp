@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/format/torch/pickled_tensor.h"
 
-#include "csrc/format/manifest/manifest.h"
 #include "csrc/format/pickle/standard_globals.h"
+#include "csrc/format/torch/pickled_attributes.h"
 
 namespace bytecheckpoint::format {
 namespace {
@@ -74,20 +74,10 @@ class TensorPickle {
     return parts[2].is(Kind::kString) && parts[3].is(Kind::kString) && read_int(parts[4], &out->storage_elements);
   }
 
-  bool read_int(const PickleValue& value, int64_t* out) const {
-    if (!value.is(Kind::kInt)) return false;
-    *out = pickle_.integer(value);
-    return true;
-  }
+  bool read_int(const PickleValue& value, int64_t* out) const { return read_pickled_int(pickle_, value, out); }
 
   bool read_ints(const PickleValue& value, tensor::Dims* out) const {
-    const PickleSpan numbers = pickle_.children(value);
-    if (!value.is(Kind::kTuple) || numbers.size() > kMaxDims) return false;
-    out->resize(numbers.size());
-    for (size_t d = 0; d < numbers.size(); ++d) {
-      if (!read_int(numbers[d], &(*out)[d])) return false;
-    }
-    return true;
+    return value.is(Kind::kTuple) && read_pickled_ints(pickle_, value, out);
   }
 
   bool is_empty_ordered_dict(const PickleValue& value) const {
