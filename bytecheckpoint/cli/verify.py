@@ -91,12 +91,11 @@ def command(ctx: click.Context, path: str, threads: int, allow_unchecked: bool, 
             click.echo(f"{one_line(path)}: {one_line(mismatch)}")
     if problems and findings == len(problems) and all(map(_could_not_be_read, problems)):
         raise Failure(f"{path}: {counted(len(problems), 'file')} could not be read; the checkpoint may still be whole")
-    is_unchecked = not any(report.bytes_checked for report in reports.values())
-    if is_unchecked and not findings and not allow_unchecked:
+    is_unchecked = not findings and not allow_unchecked and not any(each.bytes_checked for each in reports.values())
+    if is_unchecked:
         nothing = "nothing was compared: no byte has a checksum; --allow-unchecked accepts that"
         click.echo(f"bcp: {one_line(path)}: {nothing}", err=True)
-        ctx.exit(1)
-    ctx.exit(1 if findings else 0)
+    ctx.exit(1 if findings or is_unchecked else 0)
 
 
 def _as_json(report: VerifyReport) -> dict[str, Any]:

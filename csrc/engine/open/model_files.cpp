@@ -32,11 +32,6 @@ bool is_of_model(std::string_view name, std::string_view prefix, std::string_vie
   return name.substr(0, prefix.size()) == prefix && ends_with(name, suffix);
 }
 
-Status not_found(const std::string& path, const ModelNames& kinds) {
-  return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there, and no ", kinds.format), path,
-                      ENOENT);
-}
-
 base::Result<std::string> read_index(const std::string& directory, const std::string& name,
                                      base::FileVersion* version) {
   BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory, name, /*direct=*/false));
@@ -146,7 +141,7 @@ base::Result<ModelFiles> find_by_name(const std::string& url, const ModelNames& 
   if (file.status().sys_errno() != ENOENT) return file.status();
   const Status outcome = use_index(url, std::string(kinds.default_index), &files);
   if (outcome.is_ok()) return files;
-  return outcome.sys_errno() == ENOENT ? not_found(url, kinds) : outcome;
+  return outcome.sys_errno() == ENOENT ? no_checkpoint(url, kinds.format) : outcome;
 }
 
 /// Takes the files of a folder that has an index.
@@ -168,15 +163,11 @@ Status take_index(const std::string& index, ModelFiles* files) {
 }
 
 base::Result<ModelFiles> find_in_folder(const std::string& directory, const ModelNames& kinds) {
-  base::Result<std::vector<std::string>> listed = io::list_directory(directory);
-  if (!listed.is_ok()) {
-    const int error = listed.status().sys_errno();
-    return error == ENOENT || error == ENOTDIR ? not_found(directory, kinds) : listed.status();
-  }
-  if (listed.value().empty() && io::is_url(directory)) return find_by_name(directory, kinds);
+  BCP_ASSIGN_OR_RETURN(std::vector<std::string> listed, names_to_search(directory, kinds.format));
+  if (listed.empty() && io::is_url(directory)) return find_by_name(directory, kinds);
   ModelFiles files{directory, {}, {}, {}, {}, {}};
   std::vector<std::string> indices;
-  for (std::string& name : listed.value()) {
+  for (std::string& name : listed) {
     if (is_of_model(name, kinds.prefix, kinds.index_suffix))
       indices.push_back(std::move(name));
     else if (is_of_model(name, kinds.prefix, kinds.suffix))
@@ -193,7 +184,7 @@ base::Result<ModelFiles> find_in_folder(const std::string& directory, const Mode
     BCP_RETURN_IF_ERROR(take_index(indices.front(), &files));
     return files;
   }
-  if (files.names.empty()) return not_found(directory, kinds);
+  if (files.names.empty()) return no_checkpoint(directory, kinds.format);
   std::sort(files.names.begin(), files.names.end());
   BCP_RETURN_IF_ERROR(check_numbers(directory, files.names, kinds.suffix));
   return files;
@@ -267,6 +258,17 @@ base::Result<ModelFiles> find_model_file(const std::string& path) {
   files.names.push_back(path.substr(slash + 1));
   BCP_ASSIGN_OR_RETURN(files.stored, follow_links(&files));
   return files;
+}
+
+Status no_checkpoint(const std::string& path, std::string_view what) {
+  return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there, and no ", what), path, ENOENT);
+}
+
+base::Result<std::vector<std::string>> names_to_search(const std::string& path, std::string_view what) {
+  base::Result<std::vector<std::string>> listed = io::list_directory(path);
+  const int error = listed.is_ok() ? 0 : listed.status().sys_errno();
+  if (error == ENOENT || error == ENOTDIR) return no_checkpoint(path, what);
+  return listed;
 }
 
 Status file_failure(const ModelFiles& files, Status failure) {

@@ -50,6 +50,11 @@ base::Result<ModelFiles> find_model_files(const std::string& path, const ModelNa
 /// The same for one file, whatever its name.
 base::Result<ModelFiles> find_model_file(const std::string& path);
 
+/// Returns kNotFound: neither a checkpoint nor `what` is at `path`.
+base::Status no_checkpoint(const std::string& path, std::string_view what);
+/// Returns the names in a folder. \returns kNotFound, as `no_checkpoint` says it, if it is no folder. kStorage.
+base::Result<std::vector<std::string>> names_to_search(const std::string& path, std::string_view what);
+
 /// Returns the failure of opening a file of the model. One that is missing although an index names it is kCorrupt.
 base::Status file_failure(const ModelFiles& files, base::Status failure);
 

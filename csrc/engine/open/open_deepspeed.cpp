@@ -23,6 +23,8 @@ namespace {
 using base::Code;
 using base::Status;
 using base::text;
+
+constexpr std::string_view kWhatOfDeepSpeed = "step of DeepSpeed";
 using format::Item;
 
 constexpr std::string_view kModule = "module.", kOfOptimizer = "optimizer_state_dict.";
@@ -35,11 +37,6 @@ struct StepFiles {
   std::vector<std::string> models;
   std::vector<std::string> optimizers;
 };
-
-Status no_step_of_deepspeed(const std::string& path) {
-  return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there, and no step of DeepSpeed"), path,
-                      ENOENT);
-}
 
 /// Joins the parts that ranks have of parameters.
 class ZeroReader {
@@ -353,14 +350,10 @@ base::Result<std::vector<std::string>> in_order(const std::map<int, std::string>
 
 /// \param is_run  Whether it may be the folder of a run.
 base::Result<StepFiles> find_step(const std::string& path, bool is_run) {
-  base::Result<std::vector<std::string>> listed = io::list_directory(path);
-  if (!listed.is_ok()) {
-    const int error = listed.status().sys_errno();
-    return error == ENOENT || error == ENOTDIR ? no_step_of_deepspeed(path) : listed.status();
-  }
+  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> listed, names_to_search(path, kWhatOfDeepSpeed));
   std::map<int, std::string> models, optimizers;
   bool has_latest = false;
-  for (const std::string& name : listed.value()) {
+  for (const std::string& name : listed) {
     has_latest |= name == "latest";
     const std::optional<ZeroFile> file = parse_zero_file(name);
     if (!file.has_value()) continue;
@@ -378,9 +371,9 @@ base::Result<StepFiles> find_step(const std::string& path, bool is_run) {
   }
   if (models.empty() && optimizers.empty() && has_latest && is_run) {
     BCP_ASSIGN_OR_RETURN(const std::string name, latest_in(path));
-    return name.empty() ? no_step_of_deepspeed(path) : find_step(io::join(path, name), /*is_run=*/false);
+    return name.empty() ? no_checkpoint(path, kWhatOfDeepSpeed) : find_step(io::join(path, name), /*is_run=*/false);
   }
-  if (models.empty() || optimizers.empty()) return no_step_of_deepspeed(path);
+  if (models.empty() || optimizers.empty()) return no_checkpoint(path, kWhatOfDeepSpeed);
   StepFiles step{path, {}, {}};
   BCP_ASSIGN_OR_RETURN(step.models, in_order(models, path));
   BCP_ASSIGN_OR_RETURN(step.optimizers, in_order(optimizers, path));

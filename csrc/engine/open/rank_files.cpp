@@ -18,6 +18,8 @@ using base::Code;
 using base::Status;
 using base::text;
 
+constexpr std::string_view kWhatOfRanks = "files of ranks";
+
 constexpr std::string_view kWorldSize = "_world_size_", kRank = "_rank_", kSuffix = ".pt";
 
 /// What the name of such a file says; a view into it.
@@ -54,11 +56,6 @@ std::optional<RankFile> parse(std::string_view name) {
 std::string name_of_rank(std::string_view kind, int world_size, const std::string& rank) {
   if (world_size == 0) return text(kind, "_", rank, kSuffix);
   return text(kind, kWorldSize, world_size, kRank, rank, kSuffix);
-}
-
-Status no_rank_files(const std::string& path) {
-  return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there, and no files of ranks"), path,
-                      ENOENT);
 }
 
 /// Whether two parts of a tensor can be of one. Parts that are the same box are copies.
@@ -102,13 +99,9 @@ base::Result<ModelFiles> find_rank_files(const std::string& path) {
   const bool is_of_kind = asked.has_value() && asked->rank == -1;
   const std::string directory = is_of_kind ? io::parent_of(path) : path;
   const std::string kind = is_of_kind ? std::string(asked->kind) : "model";
-  base::Result<std::vector<std::string>> listed = io::list_directory(directory);
-  if (!listed.is_ok()) {
-    const int error = listed.status().sys_errno();
-    return error == ENOENT || error == ENOTDIR ? no_rank_files(path) : listed.status();
-  }
+  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> listed, names_to_search(directory, kWhatOfRanks));
   std::map<int, std::set<int>> ranks;  // by the number of ranks
-  for (const std::string& name : listed.value()) {
+  for (const std::string& name : listed) {
     const auto found = parse(name);
     if (!found.has_value() || found->kind != kind || found->rank < 0) continue;
     const bool is_wanted = is_of_kind ? found->world_size == asked->world_size : found->world_size > 0;
@@ -116,7 +109,7 @@ base::Result<ModelFiles> find_rank_files(const std::string& path) {
       ranks[found->world_size].insert(found->rank);
     }
   }
-  if (ranks.empty()) return no_rank_files(path);
+  if (ranks.empty()) return no_checkpoint(path, kWhatOfRanks);
   const std::set<int>& there = ranks.begin()->second;
   const int world_size = ranks.begin()->first, num_ranks = world_size == 0 ? *there.rbegin() + 1 : world_size;
   if (ranks.size() > 1) {

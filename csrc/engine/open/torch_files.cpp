@@ -19,11 +19,6 @@ using base::Code;
 using base::Status;
 using base::text;
 
-Status no_torch_file(const std::string& path) {
-  return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there, and no file of torch.save"), path,
-                      ENOENT);
-}
-
 /// \param entry  Receives the name and the version of the file.
 /// \returns kNotFound for a file that does not begin as those of torch.save do.
 base::Result<format::Manifest> read_one(const ModelFiles& files, size_t number, format::FileEntry* entry) {
@@ -33,7 +28,7 @@ base::Result<format::Manifest> read_one(const ModelFiles& files, size_t number, 
   BCP_ASSIGN_OR_RETURN(entry->version, version_to_note(file, has_lasting_inodes));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   BCP_ASSIGN_OR_RETURN(const std::string first, file.read(0, std::min(size, format::kTorchMagicBytes)));
-  if (!format::has_torch_magic(first)) return no_torch_file(file.path());
+  if (!format::has_torch_magic(first)) return no_checkpoint(file.path(), "file of torch.save");
   auto read = format::read_torch_file(size, [&](int64_t offset, int64_t bytes) { return file.read(offset, bytes); });
   if (read.is_ok()) return read;
   Status fault = read.status();
