@@ -41,8 +41,9 @@ check: $(VENV)/.built $(VENV)/.test  ## what most likely shows that a change sin
 
 # Not at once: each file system shall have the machine to itself. `python tests/ground/table.py build/ground.json` takes
 # what was found over into docs/guarantees.md.
-ground: $(VENV)/.built $(VENV)/.test build/objects/.testing build/failpoints/.built  ## shared file systems, stores and four machines, up to 45 minutes; to build/ground.json
-	BCP_GROUND=1 $(BIN)/python -m pytest tests/ground tests/ground_stores tests/machines $(PYTEST_ARGS)
+ground: $(VENV)/.built $(VENV)/.test build/objects/.testing build/failpoints/.built  ## shared file systems, stores, four machines and Megatron-Core, over an hour; to build/ground.json
+	BCP_GROUND=1 $(BIN)/python -m pytest tests/ground tests/ground_stores tests/machines \
+	  tests/interop/test_megatron_strategies.py $(PYTEST_ARGS)
 
 environment: $(VENV)/.test  ## the virtual environment of the tests, without the package
 

@@ -3,7 +3,8 @@
 
 No format says it, so the storage does: it is the time of the last change of the commit mark, which a save writes last
 and nobody changes afterwards. Of several marks it is that of the model, which is committed last, or the latest of the
-ranks that committed by themselves.
+ranks that committed by themselves. torch_checkpointing writes its mark before the ranks have met; no other time is
+better.
 
 A copy (``cp -r``, ``rsync`` without ``-t``, an upload) has the times of the copying. It is known by a commit mark that
 is older than a file that it names, since no save writes in that order; or by marks in another order than that in which
@@ -16,9 +17,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage import checkpointing_steps
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.names import is_mark, rank_of_mark
 from bytecheckpoint.storage.olmo_steps import MODEL_AND_OPTIM
@@ -135,6 +138,9 @@ def _time_of_commit(path: str) -> int | None:
         changed = folder_at(folder).changed(_MARK)
         if changed is not None:
             return changed
+    of_another = folder_at(place).changed(checkpointing_steps.MARK) if isinstance(place, Path) else None
+    if of_another is not None:
+        return of_another
     return max((time for name, time in folder_at(place).file_times().items() if is_mark(name)), default=None)
 
 

@@ -22,7 +22,8 @@ from bytecheckpoint.report.text import size_text
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.last_used import last_used
-from bytecheckpoint.storage.paths import as_place, location
+from bytecheckpoint.storage.names import is_of_other_library
+from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of
 from bytecheckpoint.storage.removal import StepRemoval
 from bytecheckpoint.storage.removals import removal_in
 from bytecheckpoint.storage.shared_files import shared_with
@@ -115,8 +116,8 @@ class Retention:
 
     The whole folder is removed, as users of ``shutil.rmtree`` expect, with everything else in it. What stays: what a
     symbolic link leads to (also a link that replaces a folder during the removal), a folder inside that holds a
-    checkpoint of its own, and what is mounted there. Step folders that are symbolic links, and those with nothing of a
-    checkpoint in them, are never touched.
+    checkpoint of its own, in whatever format, and what is mounted there. Step folders that are symbolic links, and
+    those with nothing of a checkpoint in them, are never touched.
 
     What a dead save left (``half``) is removed once a newer step is complete, if its tmp shows that the save is dead.
     Otherwise (no tmp, or no newer step is complete: a host whose locks are not seen here may be writing it), it is
@@ -138,8 +139,9 @@ class Retention:
         keep_within_s: Also keep what was committed within so many seconds before now.
         pattern: Pattern of the names of step folders; see ``scan_steps``.
         remove_corrupt: Whether to also remove damaged and incomplete checkpoints, if a newer step is complete.
-        remove_foreign: Whether to also remove checkpoints in formats of other libraries that can be read here, such as
-            those of Megatron-Core. Checkpoints of DCP are no such.
+        remove_foreign: Whether to also remove checkpoints in formats of other libraries, such as those of Megatron-Core
+            and Hugging Face: steps, folders inside steps, and what a save that is ``half`` has beside it. Checkpoints
+            of DCP are no such.
         remove_others: If False, only files of a checkpoint are removed. A folder with other files then stays, without a
             checkpoint.
         grace_s: Seconds; see above. The default is the time after which a save has lost its right to commit.
@@ -236,6 +238,7 @@ class Retention:
         removal = removal_in(
             self.root,
             remove_others=self.remove_others,
+            remove_foreign=self.remove_foreign,
             grace_s=self.grace_s,
             config=self.config,
         )
@@ -300,11 +303,13 @@ class Retention:
     ) -> bool:
         if folder.state == "unknown":
             return False
-        writer = other_writer(as_place(folder.path)) if folder.is_foreign and not self.remove_foreign else ""
+        is_theirs = "" if self.remove_foreign else _other_writer(folder)
+        if is_theirs and not folder.is_kept and removal.has_begun(folder):
+            is_theirs = ""
         if folder.is_being_saved:
             why = "a save is under way"
-        elif writer:
-            why = f"{writer}, which only remove_foreign=True removes"
+        elif is_theirs:
+            why = is_theirs
         elif folder.state not in ("complete", "part", "half") and not self.remove_corrupt:
             why = f"{folder.state}: {folder.reason}"
         elif folder.state not in ("complete", "part", "half") and folder in newer:
@@ -330,6 +335,27 @@ class Retention:
         report.warnings.extend(f"{folder.name}: {failure}" for failure in outcome.failures)
         report.warnings.extend(f"{folder.name} was removed, except for {left}" for left in outcome.stays)
         return outcome.bytes_freed
+
+
+def _other_writer(folder: StepFolder) -> str:
+    """Returns why a folder stays: what of another library is in it, whose loss nobody has asked for; else ""."""
+    place = as_place(folder.path)
+    try:
+        if folder.is_kept:
+            writers = map(_writer_of_part, [below(place, part) for part in folder.components] or [place])
+            theirs = next(filter(None, writers), "") if folder.is_foreign else ""
+        else:
+            names = sorted(each.name for each in folder_at(place).files() if is_of_other_library(name_of(each.name)))
+            theirs = f"{names[0]} of another library is in it" if names else ""
+    except CheckpointError as error:
+        return "" if folder_at(place).is_gone() else f"it cannot be looked at: {error}"
+    return f"{theirs}, which only remove_foreign=True removes" if theirs else ""
+
+
+def _writer_of_part(place: Place) -> str:
+    names = folder_at(place).names()
+    is_of_dcp = ".metadata" in names and "metadata.json" not in names  # Megatron-Core's has both
+    return "" if is_of_dcp else other_writer(place)
 
 
 def _step_of(folder: StepFolder) -> Step:

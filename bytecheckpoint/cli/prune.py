@@ -68,8 +68,8 @@ def command(
 
     RUN is the folder of a run, or its URL. Only complete checkpoints count; what is being saved or loaded here stays.
     The newest are those that were committed last; the step of the tracker stays besides, and what bcp pin has pinned. A
-    removal that is interrupted never leaves half a checkpoint that loads. Ends with 1 if a removal failed; what is left
-    on purpose is listed, and is no failure.
+    removal that is interrupted never leaves half a checkpoint that loads. Ends with 1 if a removal failed, or left
+    files of others in a step, which it names; steps that are left on purpose are listed, and are no failure.
 
     \b
     Example:

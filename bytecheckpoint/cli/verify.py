@@ -91,7 +91,10 @@ def command(ctx: click.Context, path: str, threads: int, allow_unchecked: bool, 
             click.echo(f"{one_line(path)}: {one_line(mismatch)}")
     if problems and findings == len(problems) and all(map(_could_not_be_read, problems)):
         raise Failure(f"{path}: {counted(len(problems), 'file')} could not be read; the checkpoint may still be whole")
-    is_unchecked = not findings and not allow_unchecked and not any(each.bytes_checked for each in reports.values())
+    # A checkpoint without any tensor or object has nothing to compare.
+    checked = sum(report.bytes_checked for report in reports.values())
+    unchecked = sum(report.bytes_unchecked for report in reports.values())
+    is_unchecked = not findings and not allow_unchecked and unchecked > 0 and checked == 0
     if is_unchecked:
         nothing = "nothing was compared: no byte has a checksum; --allow-unchecked accepts that"
         click.echo(f"bcp: {one_line(path)}: {nothing}", err=True)

@@ -50,8 +50,29 @@ class _StoredTensor:
     storage: Storage
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What a storage in memory holds, as one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
 class _Pickler(pickle.Pickler):
-    """As torch's pickler: a storage is a persistent id, and a tensor the call that makes it of one."""
+    """As torch's pickler: a storage is a persistent id, and a tensor the call that makes it of one.
+
+    Args:
+        out: What is written to.
+        first: Number of the first storage in memory.
+    """
+
+    def __init__(self, out: io.BytesIO, first: int) -> None:
+        super().__init__(out, protocol=2)
+        self.held: list[bytes] = []
+        self._first = first
+        # One for each dtype, as a file has it. It is kept, so that no other comes to lie at its address.
+        self._storages: dict[tuple[int, str], tuple[torch.UntypedStorage, Storage]] = {}
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is not Storage:
@@ -62,12 +83,33 @@ class _Pickler(pickle.Pickler):
         return ("storage", getattr(torch, typed), str(obj.number), "cpu", math.prod(obj.holds.shape))
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not _StoredTensor:
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            held = obj.resolve_conj().resolve_neg()
+            storage = self._storage_of(held)
+            at = (held.storage_offset(), (*held.shape,), held.stride(), obj.requires_grad)
+        elif type(obj) is _StoredTensor:
+            storage, shape = obj.storage, obj.storage.holds.shape
+            strides = [math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape))]
+            at = (0, shape, (*strides,), False)
+        else:
             return NotImplemented
-        shape = obj.storage.holds.shape
-        strides = [math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape))]
-        rebuild, rest = _rebuilding(obj.storage.holds.dtype)
-        return rebuild, (obj.storage, 0, shape, tuple(strides), False, OrderedDict(), *rest)
+        rebuild, rest = _rebuilding(storage.holds.dtype)
+        return rebuild, (storage, *at, OrderedDict(), *rest)
+
+    def _storage_of(self, tensor: torch.Tensor) -> Storage:
+        """Returns the storage of a tensor in memory, which tensors that share it share in the file, too."""
+        memory, dtype = tensor.untyped_storage(), str(tensor.dtype).removeprefix("torch.")
+        key = memory.data_ptr(), dtype
+        if key not in self._storages:
+            holds = _Held(dtype, (memory.nbytes() // tensor.itemsize,), memory.nbytes())
+            self._storages[key] = memory, Storage(self._first + len(self.held), holds)
+            self.held.append(torch.empty(0, dtype=torch.uint8).set_(memory).numpy().tobytes())
+        return self._storages[key][1]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what ``_rebuilding`` makes of the elements of a storage in memory."""
+    return tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
 
 
 @cache
@@ -82,12 +124,17 @@ def _rebuilding(dtype: str) -> tuple[Any, tuple[Any, ...]]:
     )
 
 
-def pickled(state: Any) -> bytes:
-    """Returns the pickle of a state dict for a file of torch.
+def pickled(state: Any, first: int) -> tuple[bytes, list[bytes]]:
+    """Returns the pickle of a state dict for a file of torch, and the storages of its tensors that are in memory.
+
+    Args:
+        state: The state dict.
+        first: The number that the first of these storages has.
 
     Raises:
         UnsupportedError: This torch pickles tensors in a way that we do not know.
     """
     out = io.BytesIO()
-    _Pickler(out, protocol=2).dump(state)
-    return out.getvalue()
+    pickler = _Pickler(out, first)
+    pickler.dump(state)
+    return out.getvalue(), pickler.held

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.storage.checkpointing_steps import FIRST_FILE_OF_A_MODEL
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.paths import Place, name_of
 
@@ -28,11 +29,15 @@ class _FolderFormat:
         names: Regular expressions: for each, a name in the folder must match.
         what: What the folder is, behind "it is".
         advice: What to do with it; "" if it is read here.
+        without: A name that is not in the folder.
+        whole: What a whole one has, if it is read here; it is not read while some of that is missing.
     """
 
     names: tuple[str, ...]
     what: str
     advice: str = ""
+    without: str = ""
+    whole: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,26 +58,32 @@ class _FileFormat:
 
 
 _ZERO_FILES = r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_(optim|model)_states\.pt"
+_OF_UNIVERSAL = "the file mp_rank_00_model_states.pt and the folder zero"
 _ONE_FILE = "read it by the library, and save its tensors with safetensors"
 
 # In this order: the first that matches counts.
 _FOLDERS = (
     _FolderFormat((r"\.metadata", r"metadata\.json"), "a checkpoint of Megatron-Core"),
     _FolderFormat(
-        (r"zero", r"mp_rank_\d+_model_states\.pt"),
+        (r"zero", r".*mp_rank_\d+_model_states\.pt"),
         "a universal checkpoint of DeepSpeed",
-        "each zero/NAME/fp32.pt in it is a file of torch.save, which can be read by itself",
+        whole=_OF_UNIVERSAL,
     ),
     _FolderFormat(
         (rf"mp_rank_\d+_model_states\.pt|{_ZERO_FILES}",),
         "a step of DeepSpeed",
+        whole="a file of optimizer states for each rank (zero_pp_rank_0_mp_rank_00_optim_states.pt), and model states: "
+        "mp_rank_00_model_states.pt, or as many files as ranks for ZeRO-3; a universal one has "
+        f"{_OF_UNIVERSAL}",
     ),
+    _FolderFormat((r"zero",), "a universal checkpoint of DeepSpeed", without=".metadata", whole=_OF_UNIVERSAL),
     _FolderFormat(
         (r"mp_rank_\d+(_\d+)*",),
         "a step of Megatron-LM in its format 'torch', a file for each rank of tensor and pipeline parallelism",
         "have Megatron-LM write it as torch_dist, by --ckpt-convert-format torch_dist --ckpt-convert-save OUT; each "
         "model_optim_rng.pt in it is a file of torch.save",
     ),
+    _FolderFormat((r"model_world_size_\d+_rank_\d+\.pt",), "files of the ranks of a job, as verl writes"),
     _FolderFormat(
         (r"optim_world_size_\d+_rank_\d+\.pt",),
         "files of the ranks of a job, as verl writes, without a model",
@@ -80,18 +91,24 @@ _FOLDERS = (
     ),
     _FolderFormat(
         (r"metadata\.pkl", r".*_\d+\.pt"),
-        "a checkpoint of torch_checkpointing, a file for each rank",
+        "a checkpoint of torch_checkpointing, a file for each item and rank",
+    ),
+    _FolderFormat(
+        (FIRST_FILE_OF_A_MODEL,),
+        "files of ranks, as torch_checkpointing writes where no item has a resharder",
         "pass those of one item, as 'FOLDER/model_*.pt'",
+        without=".metadata",
     ),
     _FolderFormat(
         (r"manifest\.ocdbt|ocdbt\.process_\d+",),
-        "arrays of Orbax in an OCDBT database",
-        "read them by Orbax, and save them with safetensors.flax.save_file",
+        "a folder of Orbax whose arrays are in an OCDBT database",
+        "restore it by Orbax and save it with use_ocdbt=False, or save its arrays with safetensors.flax.save_file",
     ),
+    _FolderFormat((r"_METADATA",), "a checkpoint of Orbax"),
     _FolderFormat(
-        (r"_CHECKPOINT_METADATA|_METADATA|commit_success\.txt",),
-        "a checkpoint of Orbax",
-        "read it by Orbax, and save its arrays with safetensors.flax.save_file",
+        (r"_CHECKPOINT_METADATA|commit_success\.txt",),
+        "a step of Orbax",
+        "pass a folder in it that has a file _METADATA; those in an OCDBT database are not read",
     ),
     _FolderFormat((r"\.zarray|zarr\.json|\.zgroup",), "an array or a group of zarr", _ONE_FILE),
     _FolderFormat(
@@ -103,6 +120,10 @@ _FOLDERS = (
         (r".*\.pdparams|\d+\.metadata",),
         "a checkpoint of PaddlePaddle",
         "load it by paddle, and save it with safetensors.paddle.save_file",
+    ),
+    _FolderFormat(
+        (r".*\.safetensors(\.index\.json)?|pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?",),
+        "a folder of weights, as Hugging Face writes",
     ),
     _FolderFormat(
         (r"trainer_state\.json",),
@@ -164,17 +185,22 @@ _FILES = (
 
 
 def folder_format(place: Place) -> str:
-    """Returns what a folder is if it is of a format that is not read here, and what helps; "" if it is of none."""
+    """Returns what a folder is in which no checkpoint was found, and what helps; "" if it is of no known format."""
     found = _format_of(place)
-    return "" if found is None or not found.advice else f"it is {found.what}, which is not read here: {found.advice}"
+    if found is not None and found.whole:
+        return f"it is {found.what}, but not whole: a whole one has {found.whole}"
+    return "" if found is None or not found.advice else _not_read(found)
 
 
 def what_it_is(place: Place) -> str:
-    """Does what ``folder_format`` does, also of formats that are read."""
+    """Returns what a step folder of another library is, and what reads it or helps; "" if it is of no known format."""
     found = _format_of(place)
-    if found is None or found.advice:
-        return folder_format(place)
-    return f"it is {found.what}, which ls, verify, load and convert take, but no step of a run of DCP"
+    if found is None:
+        return ""
+    if found.advice:
+        return _not_read(found)
+    if_whole = " if it is whole" if found.whole else ""
+    return f"it is {found.what}, which ls, verify, load and convert take{if_whole}, but no step of a run of DCP"
 
 
 def other_writer(place: Place) -> str:
@@ -187,7 +213,8 @@ def _format_of(place: Place) -> _FolderFormat | None:
     with suppress(CheckpointError):  # it is not there, or cannot be looked at
         names = folder_at(place).names()
         for each in _FOLDERS:
-            if all(any(re.fullmatch(expression, name) for name in names) for expression in each.names):
+            has_names = all(any(re.fullmatch(expression, name) for name in names) for expression in each.names)
+            if has_names and each.without not in names:
                 return each
     return None
 
@@ -202,5 +229,9 @@ def foreign_file(path: Place, head: bytes) -> str:
     name = name_of(path)
     for each in _FILES:
         if re.match(each.head, head) and re.fullmatch(each.name, name):
-            return f"it is {each.what}, which is not read here: {each.advice}"
+            return _not_read(each)
     return ""
+
+
+def _not_read(found: _FolderFormat | _FileFormat) -> str:
+    return f"it is {found.what}, which is not read here: {found.advice}"

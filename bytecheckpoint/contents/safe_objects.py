@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import io
+import lzma
 import zipfile
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +23,9 @@ __all__ = ["load_plain_data", "plain_object", "plain_record"]
 _PICKLES_OF_OLD_FILES = 5
 # An archive may say that it holds at most this many times its own bytes. torch.save compresses nothing.
 _MOST_INFLATED = 16
+
+# An attribute of entries of archives.
+_IS_FOLDER = 0x10
 
 # This pickle protocol keeps the `fold` of a time, and whether an array is writable. Earlier ones lose them.
 _KEEPS_ALL = 5
@@ -65,10 +70,12 @@ def load_plain_data(fqn: str, buffer: bytearray, config: Config, map_location: s
 
     Raises:
         UnsafeObjectError: The rules refuse it. The message names the key and the types.
-        CorruptCheckpointError: Reading it would take far more memory than it has bytes.
+        CorruptCheckpointError: Reading it would take far more memory than it has bytes, or an entry of the archive is
+            damaged, which torch.load does not notice. With ``config.verify``.
     """
     load: Callable[..., Any] = torch.load
     file = io.BytesIO(buffer)
+    _check_archive(fqn, buffer, file, config)
     if not config.allow_pickle:
         _check_memo(fqn, buffer, file)
     try:
@@ -92,10 +99,9 @@ def _check_memo(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
     Raises:
         CorruptCheckpointError: It is such a pickle.
     """
-    _refuse_inflation(fqn, buffer, file)
     try:
         pickled = _compat.archived_pickle(file)
-    except RuntimeError:
+    except (RuntimeError, UnicodeDecodeError):  # the text of its error may have damaged names
         return  # torch cannot read the archive; its own error will say why
     finally:
         file.seek(0)
@@ -108,17 +114,31 @@ def _check_memo(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
         raise CorruptCheckpointError(f"'{fqn}': {error}") from None
 
 
-def _refuse_inflation(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
-    """Refuses archives whose entries claim to inflate to far more bytes than plausible: torch would inflate them."""
+def _check_archive(fqn: str, buffer: bytearray, file: io.BytesIO, config: Config) -> None:
+    """Refuses archives whose entries claim to inflate to far more bytes than plausible, or fail their checksums."""
     try:
         with zipfile.ZipFile(file) as archive:
-            num_bytes = sum(entry.file_size for entry in archive.infolist())
-    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+            entries = archive.infolist()
+            num_bytes = sum(entry.file_size for entry in entries)
+            if num_bytes > _MOST_INFLATED * len(buffer):
+                raise CorruptCheckpointError(
+                    f"'{fqn}': an archive of {len(buffer):,} bytes claims to hold {num_bytes:,} bytes"
+                )
+            has_checksums = any(entry.CRC for entry in entries)  # torch can be told to write zeros
+            damaged = archive.testzip() if config.verify and has_checksums else None
+            # torch reads nothing of what is marked as a folder, and leaves the memory as it was.
+            folders = (entry.filename for entry in entries if entry.file_size and entry.external_attr & _IS_FOLDER)
+            damaged = damaged or next(folders, None)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, RuntimeError):
         return  # not an archive, or none that Python can read
+    except (zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+        raise CorruptCheckpointError(f"'{fqn}': its archive cannot be unpacked: {error}") from None
     finally:
         file.seek(0)
-    if num_bytes > _MOST_INFLATED * len(buffer):
-        raise CorruptCheckpointError(f"'{fqn}': an archive of {len(buffer):,} bytes claims to hold {num_bytes:,} bytes")
+    if damaged is not None:
+        raise CorruptCheckpointError(
+            f"'{fqn}': entry '{damaged}' of its archive fails its CRC, or is marked as a folder"
+        )
 
 
 def _offenders(buffer: bytearray, error: Exception) -> str:

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bytecheckpoint.contents.foreign_formats import HEAD_BYTES, folder_format, foreign_file
+from bytecheckpoint.contents.foreign_formats import HEAD_BYTES, folder_format, foreign_file, other_writer
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.names import RECORDS, is_data, is_mark
-from bytecheckpoint.storage.parts import REFERENCE, checkpoints_in, inspect_step
+from bytecheckpoint.storage.parts import REFERENCE, checkpoints_in, inspect_step, is_bare
 from bytecheckpoint.storage.paths import Place, as_place, below, location, name_of, parent_of
 from bytecheckpoint.storage.step_folder import step_paths, steps_there
 
@@ -108,7 +108,18 @@ def _size_and_head(path: Path) -> tuple[int, bytes]:
 
 
 def _folder_at(path: str | os.PathLike[str]) -> str:
-    return folder_format(known(location(path)))
+    """Returns what a folder of another library is, and what helps, if not all of it, what is in it."""
+    place = known(location(path))
+    found = folder_format(place)
+    if not found:
+        return ""
+    names = sorted(folder_at(place).names())[:_MOST_NAMED]
+    within = _first_that_opens(place, names)
+    if within:
+        return f"it is {other_writer(place)}: pass '{_joined(path, within)}', which is a checkpoint that is read"
+    of_folders = ((name, folder_format(below(place, name))) for name in names)
+    name, of_one = next(((name, of_one) for name, of_one in of_folders if of_one not in ("", found)), ("", ""))
+    return f"it is {other_writer(place)}; of '{_joined(path, name)}': {of_one}" if name else found
 
 
 def _parts_at(path: str | os.PathLike[str]) -> str:
@@ -132,10 +143,14 @@ def _names_at(path: str | os.PathLike[str]) -> str:
         return ""
     files = [name for name in names if name.endswith(_WEIGHTS)]
     one = f"; pass one of its files, as '{_joined(path, files[0])}'" if files else ""
-    within = next((name for name in names[:_MOST_NAMED] if _opens(below(place, name))), "")
+    within = _first_that_opens(place, names[:_MOST_NAMED])
     if within:
         one = f"; pass '{_joined(path, within)}', which is one"
     return f"no checkpoint there: the folder holds {listed(names, _MOST_NAMES)}{one}"
+
+
+def _first_that_opens(place: Place, names: Iterable[str]) -> str:
+    return next((name for name in names if _opens(below(place, name))), "")
 
 
 def _opens(place: Place) -> bool:
@@ -155,10 +170,15 @@ def _steps_at(path: str | os.PathLike[str]) -> str:
         return ""
     numbers = [str(step) for step, _ in steps]
     run = f"it is a run folder with the {_listed('step', numbers)}"
-    of_newest = folder_format(as_place(steps[-1][1]))
+    newest = next((path for _, path in reversed(steps) if folder_at(path).names()), "")  # that is not empty
+    if not newest:
+        return f"{run}, and nothing is in them"
+    if _opens(as_place(newest)) and is_bare(inspect_step(newest)):  # of a library whose steps `latest` does not know
+        return f"{run}: pass the folder of one, as '{newest}'"
+    of_newest = _folder_at(newest)
     if of_newest:
-        return f"{run}; of '{steps[-1][1]}': {of_newest}"
-    return f"{run}: pass the folder of one, as '{steps[-1][1]}', or what bytecheckpoint.latest('{path}') gives"
+        return f"{run}; of '{newest}': {of_newest}"
+    return f"{run}: pass the folder of one, as '{newest}', or what bytecheckpoint.latest('{path}') gives"
 
 
 def _listed(noun: str, names: list[str]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bytecheckpoint.checkpoint.verification import verify as verify_checkpoint
+from bytecheckpoint.convert.file_piece import note_checksums
 from bytecheckpoint.convert.nesting import paths_of, refuse_clashes
 from bytecheckpoint.convert.outputs import Outputs, OutputTensor
 from bytecheckpoint.convert.source import Opened, Source
@@ -47,6 +48,11 @@ class Share:
         """See ``TargetPiece``."""
         return f"share-{self.number}.written"
 
+    @property
+    def is_verified_alone(self) -> bool:
+        """See ``TargetPiece``."""
+        return False
+
     def is_done(self, folder: Path) -> bool:
         """See ``TargetPiece``."""
         return (folder / self.name).is_file()
@@ -68,6 +74,7 @@ class Share:
             num_bytes=self.num_bytes,
             **options,
         )
+        note_checksums(folder / self.name, opened)
         write_small_file(folder / self.name, written, sync_folder=False)
 
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bytecheckpoint.convert.destination import Conversion, bytes_of
+from bytecheckpoint.convert.file_piece import compare_checksums, remove_unverified
 from bytecheckpoint.convert.source import identity_of
 from bytecheckpoint.errors import (
     CheckpointBusyError,
@@ -56,6 +57,8 @@ class LocalDestination:
                 if not ranks.is_first:
                     return _staging_of(self._target)
                 staging = held.enter_context(_staging_folder(self._target, resume, _plan_of(work)))
+                if resume and work.verify:
+                    remove_unverified(staging / piece.name for piece in made.pieces if piece.is_verified_alone)
                 _check_room(staging, bytes_of([piece for piece in made.pieces if not piece.is_done(staging)]))
                 return staging
 
@@ -66,6 +69,7 @@ class LocalDestination:
 
             def finished() -> None:
                 if ranks.is_first:
+                    compare_checksums(work.job, work.opened, staging)
                     made.finish(work.opened, staging, self._target, work.verify)
                     _publish(staging, self._target, made.pieces[0].name if made.is_file else None)
 

@@ -71,7 +71,8 @@ def model_of(source: str, config: Config) -> tuple[str, LoadSpec | None]:
     prefix = next((each for each in _PREFIXES if each in tops), "")
     with_tensors = {name.split(".", 1)[0] for name, dtype, *_ in contents if dtype is not None}
     beside = with_tensors - {prefix, *_BESIDE}
-    if prefix and not beside:
+    is_deepspeed = prefix == "module" and "ds_version" in tops  # beside it is what users saved with it
+    if prefix and (is_deepspeed or not beside):
         return str(place), LoadSpec(include=prefix, rename={prefix: ""})
     if prefix and not beside <= {*_HEADS}:
         raise ConfigError(

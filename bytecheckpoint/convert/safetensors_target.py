@@ -63,6 +63,11 @@ class OutputFile:
         """Length of the file."""
         return len(self.head) + sum(each.num_bytes for each in self.tensors)
 
+    @property
+    def is_verified_alone(self) -> bool:
+        """See ``TargetPiece``."""
+        return True
+
     def is_done(self, folder: Path) -> bool:
         """See ``TargetPiece``."""
         return (folder / self.name).is_file()
@@ -71,6 +76,7 @@ class OutputFile:
         """See ``TargetPiece``."""
         write_file(
             folder / self.name,
+            opened,
             verify,
             lambda path: _core.export_file(
                 opened.wanted,
@@ -78,6 +84,7 @@ class OutputFile:
                 head=self.head,
                 tensors=self.placed(),
                 file_bytes=self.num_bytes,
+                needs_crc=verify,
                 **source.options(tell),
             ),
         )

@@ -12,6 +12,7 @@ from bytecheckpoint.checkpoint.verification import verify as verify_checkpoint
 from bytecheckpoint.config import Config
 from bytecheckpoint.convert.dcp_target import DcpTarget
 from bytecheckpoint.convert.destination import Conversion
+from bytecheckpoint.convert.file_piece import compare_checksums
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError, UnsupportedError
 from bytecheckpoint.storage.object_store.commit import StoreCommit
 from bytecheckpoint.storage.object_store.entries import is_tombstone
@@ -82,6 +83,7 @@ class StoreDestination:
             notes = Path(folder)
             try:
                 work.run(made.pieces, notes, verify=False)
+                compare_checksums(work.job, work.opened, notes)
                 checkpoint = made.assembled(work.opened, notes, self.url)
                 commit.check_files(checkpoint)
                 report = commit.commit(checkpoint)

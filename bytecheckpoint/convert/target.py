@@ -23,6 +23,10 @@ class TargetPiece(Protocol):
     def num_bytes(self) -> int:
         """About how many bytes it has on disk."""
 
+    @property
+    def is_verified_alone(self) -> bool:
+        """Whether ``write_file`` writes it and reads it back; others are verified with all of the target."""
+
     def is_done(self, folder: Path) -> bool:
         """Whether it is whole and on disk in ``folder``."""
 

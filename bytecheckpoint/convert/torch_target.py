@@ -28,25 +28,32 @@ def export_state(
     source: Source,
     opened: Opened,
     tell: Callable[[int], object],
+    *,
+    needs_crc: bool = False,
 ) -> tuple[int, int]:
     """Writes a state dict as ``torch.save`` does. The elements of its tensors are streamed from a source.
 
     Args:
         path: File to make.
-        state: Any value of which tensors of ``stand_ins`` are leaves.
+        state: Any value of which tensors of ``stand_ins`` are leaves. Other tensors, as objects have, are written from
+            memory.
         tensors: What was passed to ``stand_ins``.
         source: What has the elements.
         opened: The same, opened.
         tell: Called with the bytes that were written so far.
+        needs_crc: Whether to compute the CRC of the file.
 
     Returns:
-        The bytes of the file, and their CRC.
+        The bytes of the file, and their CRC, which is 0 if nobody needs it.
     """
+    pickle, held = pickled(state, len(tensors))
     return _core.export_torch_file(
         opened.wanted,
         path=path,
-        pickle=pickled(state),
+        pickle=pickle,
         tensors=[(each.name, each.dtype, each.num_bytes) for each in tensors],
+        held=held,
+        needs_crc=needs_crc,
         **source.options(tell),
     )
 
@@ -75,6 +82,11 @@ class TorchPiece:
         """See ``TargetPiece``."""
         return sum(each.num_bytes for each in self.tensors)
 
+    @property
+    def is_verified_alone(self) -> bool:
+        """See ``TargetPiece``."""
+        return True
+
     def is_done(self, folder: Path) -> bool:
         """See ``TargetPiece``."""
         return (folder / self.name).is_file()
@@ -85,7 +97,10 @@ class TorchPiece:
         paths = paths_of(opened, [*values])
         state = nested({paths[name]: value for name, value in values.items()})
         write_file(
-            folder / self.name, verify, lambda path: export_state(path, state, self.tensors, source, opened, tell)
+            folder / self.name,
+            opened,
+            verify,
+            lambda path: export_state(path, state, self.tensors, source, opened, tell, needs_crc=verify),
         )
 
 

@@ -146,7 +146,7 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             self._use_names_of_2_3(checkpoint)
         if self.spec is not None and self.spec.as_stored:
             self._take_as_stored(checkpoint, self.spec)
-        self.state_dict = with_pieces(self.state_dict)
+        self.state_dict = with_pieces(self.state_dict, from_dcp=checkpoint.format == "dcp")
         plan = self._planned(checkpoint)
         self._items = PlanItems(plan)
         self._items.may_send_handle = _hooks.are_own(self, "create_global_plan")

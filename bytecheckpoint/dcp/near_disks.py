@@ -311,7 +311,7 @@ def _remove(near: Path, names: list[str]) -> None:
 def _remove_unpinned(near: Path, names: list[str]) -> None:
     paths = [(step, path) for step, path in step_paths(near) if Path(path).name in names]
     pinned = pins_of([path for _, path in paths])
-    removal = removal_in(near, remove_others=False, grace_s=0.0, config=None)
+    removal = removal_in(near, remove_others=False, remove_foreign=False, grace_s=0.0, config=None)
     for step, path in paths:
         folder = None if path in pinned else look_at_step(step, path)
         if folder is not None:

@@ -79,7 +79,8 @@ class Background:
             _logger.info("%s stays: %s", path, pinned.get(path, "it has gone"))
             return True
         grace_s = Config.commit_deadline_s
-        removal = removal_in(Path(path).parent, remove_others=True, grace_s=grace_s, config=self.config)
+        parent = Path(path).parent
+        removal = removal_in(parent, remove_others=True, remove_foreign=True, grace_s=grace_s, config=self.config)
         if kept is not None and kept.is_complete and Path(kept.path).parent == Path(path).parent:
             removal.secure([kept], [folder])
         outcome = removal.remove(folder)

@@ -251,7 +251,7 @@ class _Checkpoints:
     def _prune(self) -> None:
         run, limit = self._run(), self._accelerator.project_configuration.total_limit
         if run is not None and limit is not None:
-            Retention(run, keep_latest=limit, config=self._config).after_save()
+            Retention(run, keep_latest=limit, remove_foreign=True, config=self._config).after_save()
 
     def _state(self) -> dict[str, Any]:
         """Returns what all ranks have together. What is in a tuple is loaded whole, whatever keys it has."""

@@ -234,7 +234,9 @@ class CheckpointCallback(TrainerCallback):
         newest = complete[-self._limit :]
         others = best in complete and best not in newest  # the best is one of those that are kept
         keep = max(self._limit - others, 1)
-        Retention(args.output_dir, keep_latest=keep, config=self._config).prune(protect=() if best is None else (best,))
+        # Trainer's own files, which are as those of other libraries, go with a save that died.
+        retention = Retention(args.output_dir, keep_latest=keep, remove_foreign=True, config=self._config)
+        retention.prune(protect=() if best is None else (best,))
 
 
 def _state_of(of_trainer: Mapping[str, Any]) -> dict[str, Any]:

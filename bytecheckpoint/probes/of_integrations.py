@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``bytecheckpoint.integrations`` relies on in transformers, Accelerate and Lightning.
+"""What ``bytecheckpoint.integrations`` relies on in the frameworks that they are for.
 
 It is not in the integrations, because importing those imports the frameworks.
 """
@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from bytecheckpoint.probes.probe import Feature, Probe
 
-__all__ = ["ACCELERATE", "ACCELERATE_FUNCTIONS", "INTEGRATION_FEATURES", "LIGHTNING", "TRANSFORMERS"]
+__all__ = [
+    "ACCELERATE",
+    "ACCELERATE_FUNCTIONS",
+    "INTEGRATION_FEATURES",
+    "LIGHTNING",
+    "MEGATRON",
+    "TORCH_CHECKPOINTING",
+    "TRANSFORMERS",
+]
 
 _TRAINER = "transformers.trainer:Trainer"
 _ACCELERATOR = "accelerate:Accelerator"
 _FSDP = "accelerate.utils"
+_MANAGER = "torch_checkpointing:CheckpointManager"
+_MEGATRON = "megatron.core.dist_checkpointing"
+_TORCH_DIST = f"{_MEGATRON}.strategies.torch"
 _STRATEGY = "lightning.pytorch.strategies:ModelParallelStrategy"
 
 TRANSFORMERS = Feature(
@@ -106,5 +117,95 @@ LIGHTNING = Feature(
         ),
     ),
 )
+MEGATRON = Feature(
+    "bytecheckpoint.integrations.megatron",
+    "Install megatron-core 0.16 or later (pip install 'megatron-core>=0.16').",
+    (
+        Probe(f"{_TORCH_DIST}:TorchDistSaveShardedStrategy.save", "Ours saves in its place."),
+        Probe(
+            f"{_TORCH_DIST}:TorchDistSaveShardedStrategy.async_save",
+            "Ours saves in its place.",
+            takes=("self", "sharded_state_dict", "checkpoint_dir"),
+        ),
+        Probe(
+            f"{_TORCH_DIST}:TorchDistSaveShardedStrategy",
+            "Our strategy derives from it.",
+            takes=("backend", "version"),
+            has=("separation_hint",),
+        ),
+        Probe(
+            f"{_TORCH_DIST}:TorchDistLoadShardedStrategy.load",
+            "Ours loads in its place.",
+            takes=("self", "sharded_state_dict", "checkpoint_dir"),
+        ),
+        Probe(
+            f"{_MEGATRON}.mapping:ShardedTensor",
+            "It says which part of a tensor a rank has.",
+            has=(
+                *("key", "data", "dtype", "global_shape", "global_offset", "replica_id"),
+                *("prepend_axis_num", "allow_shape_mismatch", "init_data"),
+            ),
+        ),
+        Probe(
+            f"{_MEGATRON}.mapping:ShardedObject",
+            "It says under which key an object is stored.",
+            has=("unique_key", "data", "replica_id"),
+        ),
+        Probe(f"{_MEGATRON}.mapping:is_main_replica", "It says whether a rank saves a part.", takes=("replica_id",)),
+        Probe(f"{_MEGATRON}.utils:force_all_tensors_to_non_fp8", "It gives loads plain tensors to fill."),
+        Probe(
+            f"{_MEGATRON}.strategies.async_utils:AsyncRequest",
+            "A save in the background is handed to Megatron as one.",
+            has=("async_fn", "async_fn_args", "finalize_fns"),
+        ),
+    ),
+)
+TORCH_CHECKPOINTING = Feature(
+    "bytecheckpoint.integrations.torch_checkpointing",
+    "Install torch_checkpointing 0.1.1 (pip install torch_checkpointing==0.1.1), or another one that these hold for.",
+    (
+        Probe(
+            f"{_MANAGER}.save",
+            "Ours saves in its place.",
+            takes=("self", "checkpoint_id", "checkpoint"),
+            takes_no_more=True,
+        ),
+        Probe(
+            f"{_MANAGER}.load",
+            "Ours loads in its place.",
+            takes=("self", "checkpoint_id", "into", "map_location", "strict", "metadata_format"),
+            takes_no_more=True,
+        ),
+        Probe(f"{_MANAGER}.prewarm_staging", "Ours takes its place.", takes=("self", "checkpoint")),
+        Probe(f"{_MANAGER}.lock", "Ours waits in its place.", takes=("self",)),
+        Probe(f"{_MANAGER}.close", "Ours waits in its place.", takes=("self",)),
+        Probe(
+            f"{_MANAGER}.Config",
+            "It says what belongs to a checkpoint. What our engine cannot use of it is refused.",
+            has=(
+                *("items", "default", "save", "storage_config", "subprocess_init_fn"),
+                *("pre_finalize_callback", "finalize_callback"),
+            ),
+        ),
+        Probe(
+            "torch_checkpointing:ItemSpec",
+            "It says how an item is saved.",
+            has=("layout", "resharder", "required"),
+        ),
+        Probe(
+            "torch_checkpointing.config:SyncCheckpointSaverConfig",
+            "It says to save in the foreground, and how long to wait.",
+            has=("wait_timeout_secs",),
+        ),
+        Probe("torch_checkpointing.config:AsyncCheckpointSaverConfig", "It says to save in the background."),
+        Probe(
+            "torch_checkpointing.checkpoint_writer:CheckpointWriterConfig",
+            "A manager of theirs that only loads has no barrier.",
+            takes=("barrier_config", "write_to_temp_dir"),
+        ),
+        Probe("torch_checkpointing.default_resharder:DefaultResharder", "It takes plain tensors for whole ones."),
+        Probe("torch_checkpointing.storage.filesystem:LocalFileSystemStorageConfig", "It says nothing that we lack."),
+    ),
+)
 
-INTEGRATION_FEATURES = (TRANSFORMERS, ACCELERATE, ACCELERATE_FUNCTIONS, LIGHTNING)
+INTEGRATION_FEATURES = (TRANSFORMERS, ACCELERATE, ACCELERATE_FUNCTIONS, LIGHTNING, MEGATRON, TORCH_CHECKPOINTING)

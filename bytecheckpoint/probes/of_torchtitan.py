@@ -64,6 +64,9 @@ TORCHTITAN = Feature(
                 *("purge_thread", "purge_queue", "_purge_stale_checkpoints", "_should_purge", "_close"),
             ),
         ),
+        Probe(
+            f"{_MODULE}:BaseCheckpointManager", "The override is for the configurations of its kinds.", has=("Config",)
+        ),
         Probe(f"{_MODULE}:AsyncMode", "Its values say how to save.", has=("ASYNC", "ASYNC_WITH_PINNED_MEM")),
         Probe(f"{_MODULE}:MODEL", "The model has this key."),
         Probe(f"{_MODULE}:TRAIN_STATE", "The trainer has this key."),

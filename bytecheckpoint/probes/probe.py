@@ -42,6 +42,8 @@ TESTED = {
     "transformers": ("transformers", "5.0", "5.24"),
     "accelerate": ("accelerate", "1.15", "1.15"),
     "lightning": ("lightning", "2.6", "2.6"),
+    "torch_checkpointing": ("torch_checkpointing", "0.1.1", "0.1.1"),
+    "megatron": ("megatron-core", "0.16", "0.19"),
 }
 
 

@@ -74,7 +74,7 @@ def prune(place: Place, versions: Versions, keep_versions: int, config: Config, 
     going += [key for key in names if key not in committed and key[0] <= newest]
     if not going:
         return []
-    removal = removal_in(place, remove_others=True, grace_s=0.0, config=config)
+    removal = removal_in(place, remove_others=True, remove_foreign=True, grace_s=0.0, config=config)
     folders = {key: look_at_step(key[0], str(below(place, names[key]))) for key in going}
     kept = look_at_step(newest, str(below(place, names[max(committed)])))
     if kept is not None:

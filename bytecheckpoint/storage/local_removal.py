@@ -11,13 +11,15 @@ import json
 import os
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointError
 from bytecheckpoint.native import _core
 from bytecheckpoint.storage.in_use import unheld
 from bytecheckpoint.storage.journal_files import FOLDER, append, carried_bytes, carry_lines
+from bytecheckpoint.storage.names import OF_OTHER_LIBRARIES, is_mark, save_of_tmp
 from bytecheckpoint.storage.parts import inspect_step
 from bytecheckpoint.storage.removal import Outcome
 from bytecheckpoint.storage.step_folder import StepFolder, folder_of
@@ -28,22 +30,35 @@ __all__ = ["LocalRemoval"]
 _IS_READ = "a load in this process is reading it"
 
 
+class _Rules(NamedTuple):
+    """What a removal takes besides the files of a checkpoint.
+
+    Attributes:
+        remove_others: Whether it takes all else.
+        stays: Globs of names of files that keep a folder in the step, because they are of a checkpoint.
+    """
+
+    remove_others: bool
+    stays: Sequence[str]
+
+
 class LocalRemoval:
     """Removes steps from a directory; see ``StepRemoval``.
 
     Args:
         root: Directory of the run. It is opened now, so that removals stay in it, wherever its path leads later.
         remove_others: See ``removal_in``.
+        remove_foreign: See ``removal_in``.
         grace_s: See ``removal_in``.
 
     Raises:
         StorageError: It cannot be opened.
     """
 
-    def __init__(self, root: Path, *, remove_others: bool, grace_s: float) -> None:
+    def __init__(self, root: Path, *, remove_others: bool, remove_foreign: bool, grace_s: float) -> None:
         self._path = root
         self._root = _core.Directory(str(root))
-        self._remove_others = remove_others
+        self._rules = _Rules(remove_others, () if remove_foreign else OF_OTHER_LIBRARIES)
         self._grace_s = grace_s
 
     def begin(self, newest: StepFolder) -> list[str]:
@@ -63,6 +78,14 @@ class LocalRemoval:
         except (CheckpointError, OSError):
             return False  # it is changing right now
 
+    def has_begun(self, folder: StepFolder) -> bool:
+        """See ``StepRemoval``. The tmp of a removal says so."""
+        places = [Path(folder.path, name) for name in folder.components or (".",)]
+        with suppress(OSError):
+            tmps = [path for place in places for path in place.iterdir() if save_of_tmp(path.name) is not None]
+            return any(path.read_bytes() == _core.REMOVAL_NOTE for path in tmps)
+        return False
+
     def bytes_of(self, folder: StepFolder) -> int:
         """See ``StepRemoval``. What cannot be looked at does not count."""
         try:
@@ -72,8 +95,8 @@ class LocalRemoval:
             for part, of_part in (("", found), *found["components"].items()):
                 directory = step.below(part) if part else step
                 names = [*of_part["marks"], *of_part["records"], *of_part["data_files"], *of_part["tmps"]]
-                names += of_part["others"] if self._remove_others else []
-                size += sum(directory.remove(name, dry_run=True)[0] for name in names)
+                names += of_part["others"] if self._rules.remove_others else []
+                size += sum(directory.remove(name, stays=self._rules.stays, dry_run=True)[0] for name in names)
                 size -= carried_bytes(Path(folder.path, part))  # a step that stays gets these lines
             return size
         except (CheckpointError, OSError):
@@ -90,7 +113,7 @@ class LocalRemoval:
 
     def remove(self, folder: StepFolder) -> Outcome:
         try:
-            return _remove_folder(folder, self._root, remove_others=self._remove_others)
+            return _remove_folder(folder, self._root, self._rules)
         except (CheckpointError, OSError) as error:
             is_there = Path(folder.path).exists()
             return Outcome(failures=[str(error)]) if is_there else Outcome(skipped="another prune removed it first")
@@ -111,7 +134,7 @@ def _note_unended(going: Sequence[StepFolder], journal: Path) -> list[str]:
     return []
 
 
-def _remove_folder(folder: StepFolder, root: _core.Directory, *, remove_others: bool) -> Outcome:
+def _remove_folder(folder: StepFolder, root: _core.Directory, rules: _Rules) -> Outcome:
     """Removes a step folder that holds a checkpoint, or what is left of one, if it is unchanged since it was looked at.
 
     The order matters. First it takes the right to commit there, so that no save is under way and none begins. Then it
@@ -122,7 +145,7 @@ def _remove_folder(folder: StepFolder, root: _core.Directory, *, remove_others: 
     Args:
         folder: The folder, as it was when it was looked at.
         root: Directory that the folder is in.
-        remove_others: Whether to remove files that are not of a checkpoint, too.
+        rules: What goes besides the files of the checkpoint.
     """
     outcome = Outcome()
     if folder.state != "complete" and not os.listdir(folder.path):  # noqa: PTH208
@@ -159,16 +182,20 @@ def _remove_folder(folder: StepFolder, root: _core.Directory, *, remove_others: 
                 else:
                     outcome.fail(f"{name}: {_IS_READ}")
                 return outcome
+            of_another = [mark for mark in found_in[name]["marks"] if not is_mark(mark)]
+            _remove(directory, of_another, rights[name], outcome, rules)
+            if outcome.failures:
+                return outcome
             marks_bytes = rights[name].remove_marks()
         outcome.is_loadable = False
         outcome.bytes_freed += marks_bytes
     try:
         if folder.components:
-            _remove_others(step, found["others"], None, outcome, remove_others)
-            _remove(step, found["records"], None, outcome)
+            _remove_others(step, found["others"], None, outcome, rules)
+            _remove(step, found["records"], None, outcome, rules)
         for name, directory in directories.items():
             stays = len(outcome.stays)
-            _remove_contents(directory, found_in[name], rights[name], outcome, remove_others)
+            _remove_contents(directory, found_in[name], rights[name], outcome, rules)
             if outcome.failures:  # the tmps stay, unlocked: a later prune sees that it may go on here
                 break
             rights[name].finish()
@@ -191,26 +218,28 @@ def _is_free(directory: _core.Directory) -> bool:
 
 
 def _remove_contents(
-    directory: _core.Directory, found: dict[str, Any], right: _core.Removal, outcome: Outcome, remove_others: bool
+    directory: _core.Directory, found: dict[str, Any], right: _core.Removal, outcome: Outcome, rules: _Rules
 ) -> None:
     """Removes other files first: as long as data files remain, the folder is recognized as an unfinished removal."""
-    _remove_others(directory, found["others"], right, outcome, remove_others)
-    _remove(directory, (*found["records"], *found["data_files"], *found["tmps"]), right, outcome)
+    _remove_others(directory, found["others"], right, outcome, rules)
+    _remove(directory, (*found["records"], *found["data_files"], *found["tmps"]), right, outcome, rules)
 
 
 def _remove_others(
-    directory: _core.Directory, names: list[str], right: _core.Removal | None, outcome: Outcome, remove_others: bool
+    directory: _core.Directory, names: list[str], right: _core.Removal | None, outcome: Outcome, rules: _Rules
 ) -> None:
-    if remove_others:
-        _remove(directory, names, right, outcome)
+    if rules.remove_others:
+        _remove(directory, names, right, outcome, rules)
     else:
         outcome.stays += [f"{name}: it is not a file of a checkpoint" for name in names]
 
 
-def _remove(directory: _core.Directory, names: Iterable[str], right: _core.Removal | None, outcome: Outcome) -> None:
+def _remove(
+    directory: _core.Directory, names: Iterable[str], right: _core.Removal | None, outcome: Outcome, rules: _Rules
+) -> None:
     """Removes files, symbolic links, and folders that hold no checkpoint of their own."""
     for name in names:
-        bytes_freed, failures, kept = directory.remove(name, right)
+        bytes_freed, failures, kept = directory.remove(name, right, stays=rules.stays)
         outcome.bytes_freed += bytes_freed
         outcome.fail(*failures)
         if kept:

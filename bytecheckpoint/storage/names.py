@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 
 __all__ = [
+    "OF_OTHER_LIBRARIES",
     "RECORDS",
     "is_data",
     "is_mark",
+    "is_of_other_library",
     "is_own_data",
     "is_own_file",
     "rank_of_data",
@@ -18,6 +21,19 @@ __all__ = [
 
 RECORDS = ".bcp"
 """Folder in a checkpoint, or in a store beside those of a run, for journal, traces and notes. No load needs it."""
+
+OF_OTHER_LIBRARIES = (
+    # tensors in formats of their own
+    *("*.safetensors", "*.safetensors.index.json", "*.gguf", "*.ckpt", "*.nemo", "*.pdparams", "*.pdopt"),
+    *("*.flashpack", "*.tensors", "*.msgpack", "*.h5", "*.onnx", "[0-9]*_[0-9]*.distcp"),
+    # files of torch.save
+    *("*model*.bin", "*model*.pt", "*model*.pth", "*optim*.bin", "*optim*.pt", "*lora*.bin", "consolidated*.pth"),
+    *("fp32.pt", "*_world_size_*_rank_*.pt", "*-rank[0-9]*.pt"),
+    # what describes a checkpoint
+    *("metadata.pkl", "_METADATA", "*CHECKPOINT_METADATA", "manifest.ocdbt", ".zarray", ".zgroup", "zarr.json"),
+    *("checkpoint_metadata.json", ".snapshot_metadata", "[0-9]*.metadata"),
+)
+"""Globs for names of files that only checkpoints of other libraries have. Where one is, no sweep may remove it."""
 
 
 _DATA = re.compile(r"(.*/)?__\d+_\d+(\.[0-9a-f]{16})?\.distcp")
@@ -35,6 +51,11 @@ def is_data(name: str) -> bool:
 def is_own_data(name: str) -> bool:
     """Whether it is the name of a data file of ours: ``__{rank}_{n}.{16 hex digits}.distcp``."""
     return _OWN_DATA.fullmatch(name) is not None
+
+
+def is_of_other_library(name: str) -> bool:
+    """Whether a file of this name, without folders, is of a checkpoint in a format of another library than DCP."""
+    return any(fnmatchcase(name, glob) for glob in OF_OTHER_LIBRARIES)
 
 
 def is_mark(name: str) -> bool:

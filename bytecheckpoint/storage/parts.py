@@ -12,6 +12,7 @@ from typing import Any
 
 from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 from bytecheckpoint.native import _core
+from bytecheckpoint.storage.checkpointing_steps import WITHOUT_MARK, inspected_step, is_without_mark
 from bytecheckpoint.storage.folders import folder_at
 from bytecheckpoint.storage.names import RECORDS
 from bytecheckpoint.storage.olmo_steps import MODEL_AND_OPTIM
@@ -203,8 +204,9 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
     found.update(components={}, has_mark=bool(found["marks"]))
     if is_of_reference(found["reason"]):
         found["reason"] = REFERENCE
-    if found["state"] != "unknown" or found["marks"] or found["data_files"]:
-        return found
+    of_another = inspected_step(folder, found)
+    if of_another or found["state"] != "unknown" or found["marks"] or found["data_files"]:
+        return {**found, **of_another}
     there = parts_in(folder)
     components = {part: _inspected(os.path.join(folder, part), tmps.get(part, "")) for part in there}  # noqa: PTH118
     for part in there:
@@ -214,6 +216,8 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
         within = checkpoints_in(folder)
         if within:
             found.update(has_mark=True, reason=f"it holds checkpoints in an unknown layout: {_names(within)}")
+        elif is_without_mark(found["others"]):
+            found.update(has_mark=True, reason=WITHOUT_MARK)
         return found
     state, reason = _state_of(folder, components)
     found.update(state=state, reason=reason, others=[name for name in found["others"] if name not in components])

@@ -52,6 +52,9 @@ class StepRemoval(Protocol):
     def is_dead(self, folder: StepFolder, newest: StepFolder) -> bool:
         """Whether nobody will finish a save that has left ``folder`` half."""
 
+    def has_begun(self, folder: StepFolder) -> bool:
+        """Whether an earlier removal of ``folder`` had begun, and was interrupted."""
+
     def bytes_of(self, folder: StepFolder) -> int:
         """Returns what ``remove`` would report as ``bytes_freed``."""
 

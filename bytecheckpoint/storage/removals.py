@@ -16,13 +16,19 @@ __all__ = ["removal_in"]
 
 
 def removal_in(
-    run: str | os.PathLike[str], *, remove_others: bool, grace_s: float, config: Config | None
+    run: str | os.PathLike[str],
+    *,
+    remove_others: bool,
+    remove_foreign: bool,
+    grace_s: float,
+    config: Config | None,
 ) -> StepRemoval:
     """Returns what removes steps of a run.
 
     Args:
         run: Path, or URL as ``store_url`` returns it, of the run.
         remove_others: Whether to remove files that are not of a checkpoint, too.
+        remove_foreign: Whether to remove checkpoints of other libraries that are folders in a step, too.
         grace_s: Seconds after which nobody will go on with what nobody has changed.
         config: Settings of the saves of the run; None reads ``BYTECHECKPOINT_*`` variables, if they are needed.
 
@@ -31,5 +37,5 @@ def removal_in(
     """
     place = as_place(run)
     if isinstance(place, Path):
-        return LocalRemoval(place, remove_others=remove_others, grace_s=grace_s)
-    return StoreRemoval(remove_others=remove_others, grace_s=grace_s, config=config)
+        return LocalRemoval(place, remove_others=remove_others, remove_foreign=remove_foreign, grace_s=grace_s)
+    return StoreRemoval(remove_others=remove_others, remove_foreign=remove_foreign, grace_s=grace_s, config=config)

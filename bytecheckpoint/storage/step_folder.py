@@ -16,7 +16,7 @@ from bytecheckpoint.report.text import size_text
 from bytecheckpoint.storage.folders import folder_at, known
 from bytecheckpoint.storage.parts import PARTS
 from bytecheckpoint.storage.paths import Place, below, location
-from bytecheckpoint.storage.step_names import compile_pattern, step_number, what_it_counts
+from bytecheckpoint.storage.step_names import DEFAULT_PATTERN, compile_pattern, step_number, what_it_counts
 
 __all__ = ["StepFolder", "folder_of", "step_paths", "steps_there"]
 
@@ -148,7 +148,7 @@ def step_paths(
         follow_links: Whether to return symbolic links, too, wherever they lead.
 
     Raises:
-        ConfigError: See ``scan_steps``.
+        ConfigError: See ``scan_steps``. Or ``pattern`` fits names, and finds a number in none of them.
         StorageError: See ``scan_steps``.
     """
     expression = compile_pattern(pattern)
@@ -159,6 +159,11 @@ def step_paths(
         of_one_kind = _of_one_kind(folder, [match[0] for match in matches])
         matches = [match for match in matches if match[0] in of_one_kind]
     numbers = [(step_number(match[1] or ""), match[0]) for match in matches]
+    if numbers and all(step is None for step, _ in numbers) and pattern is not None:
+        raise ConfigError(
+            f"pattern={pattern!r}: of '{matches[0][0]}' in {folder} its first group is {matches[0][1]!r}, which is no "
+            f"number of a step: put the group around the digits, as in {DEFAULT_PATTERN!r}"
+        )
     return [
         (step, str(below(folder, name))) for step, name in sorted((n, name) for n, name in numbers if n is not None)
     ]

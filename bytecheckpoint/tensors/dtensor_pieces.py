@@ -2,11 +2,14 @@
 """DTensors of which a rank holds other boxes than the one that DCP computes from their placements.
 
 DCP applies the placements from left to right and takes the first element that a rank gets in each dim for the begin of
-one box. That is wrong for two kinds of DTensors:
+one box. That is wrong for three kinds of DTensors:
 
 - The spec says that another axis of the mesh shards a dim first (``shard_order``): the box is elsewhere.
 - Torch has flattened a DTensor that was sharded by columns, by ``reshape`` or ``view``: the rank holds a piece of every
   row, which torch calls a ``_StridedShard``.
+- The mesh has its ranks in another order than its process groups, which are sorted by rank, as ``[2, 0, 3, 1]``. Where
+  DCP takes the place of the rank in the mesh, torch's collectives, and so ``full_tensor()`` and every forward pass,
+  take its place in the group: the box is elsewhere, and two replicas may have different ones.
 
 For a save or load such a DTensor becomes a ``LocalChunks`` of views of its local tensor.
 """
@@ -19,18 +22,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.native import _C
 from bytecheckpoint.tensors.chunks import LocalChunks
 
-__all__ = ["Piece", "pieces_of", "refuse_pieces", "with_pieces"]
+__all__ = ["Piece", "is_in_order", "pieces_of", "refuse_pieces", "with_pieces"]
 
 # More pieces on one rank would make the metadata larger than the elements are worth.
 _MOST_PIECES = 1 << 16
 
 _ADVICE = "redistribute it first, or give the tensor from which it was made"
+
+_OUT_OF_ORDER = (
+    "its mesh {} has the ranks in another order than their process groups, so torch's own functions do not agree on "
+    "its parts; make a mesh whose ranks ascend along each axis, or sizes that divide"
+)
 
 # Indices of one dim that a rank holds, as (begin, length), in the order in which its local tensor has them.
 Runs = list[tuple[int, int]]
@@ -68,19 +77,31 @@ class _Split(NamedTuple):
     factor: int
 
 
-def with_pieces(flat: Mapping[str, Any]) -> dict[str, Any]:
+def with_pieces(flat: Mapping[str, Any], *, from_dcp: bool = False) -> dict[str, Any]:
     """Returns a flat state in which DTensors of other boxes than DCP's are ``LocalChunks`` of the same memory.
+
+    Args:
+        flat: Flat state.
+        from_dcp: Whether it is to be filled from a checkpoint that DCP wrote. Of a mesh that is not in order, that may
+            have the rows of each rank in the places of others, which only another load into the same mesh undoes.
 
     Raises:
         InvalidPlanError: The boxes of a DTensor are not known, or are too many. The message names its key.
     """
     state = flat if type(flat) is dict else dict(flat)
-    found = _C.find_pieces(state, order_of, pieces_of)
+    found = _find(state)
     if not found:
         return state
     state = dict(state)
     for key, pieces in found.items():
         dtensor = state[key]
+        if from_dcp and not is_in_order(dtensor.device_mesh):
+            raise InvalidPlanError(
+                f"'{key}': its mesh {dtensor.device_mesh} has the ranks in another order than their process groups, "
+                "and DCP wrote the checkpoint: what it saved from such a mesh has rows in wrong places, which only its "
+                "own reader puts back, and only into the same mesh. Load it with dcp.load and DCP's FileSystemReader "
+                "into the mesh that saved it, and save it again; or make a mesh whose ranks ascend along each axis"
+            )
         local = dtensor.to_local().detach()
         if type(local) is not torch.Tensor or local.layout != torch.strided or local.is_quantized:
             _refuse(key, local)
@@ -100,15 +121,49 @@ def refuse_pieces(flat: Mapping[str, Any], keys: Iterable[str] | None = None) ->
         InvalidPlanError: There is such a DTensor. The message names its key.
     """
     state = dict(flat) if keys is None else {key: flat[key] for key in keys if key in flat}
-    for key in _C.find_pieces(state, order_of, pieces_of):
+    for key in _find(state):
         _refuse(key, state[key].to_local())
+
+
+def _find(flat: dict[str, Any]) -> dict[str, Any]:
+    return _C.find_pieces(flat, order_of, pieces_of, is_in_order)
+
+
+def is_in_order(mesh: DeviceMesh) -> bool:
+    """Whether this rank stands in the process groups of a mesh where it stands in the mesh."""
+    coordinate = mesh.get_coordinate()
+    return coordinate is None or [*coordinate] == _places_in_groups(mesh, coordinate)
+
+
+def _places_in_groups(mesh: DeviceMesh, coordinate: Sequence[int]) -> list[int]:
+    """Returns for each axis the place of this rank in the process group of its row.
+
+    Raises:
+        ValueError: Its groups are gone, and the ranks do not ascend, so that only the groups could say it.
+    """
+    rows = [
+        mesh.mesh[tuple(slice(None) if other == axis else at for other, at in enumerate(coordinate))].tolist()
+        for axis in range(mesh.ndim)
+    ]
+    if all(row == sorted(row) for row in rows):
+        return [*coordinate]  # groups are sorted, too, and may be gone when a save in the background asks
+    try:
+        return [mesh.get_local_rank(axis) for axis in range(mesh.ndim)]
+    except RuntimeError as error:
+        if "not initialized" in str(error):
+            return [*coordinate]  # a mesh without groups, as of a simulation: no collective takes its parts elsewhere
+        raise ValueError(
+            f"the process groups of its mesh {mesh} are gone, which say in which order its ranks have their parts: "
+            "destroy them when the save has ended, or make a mesh whose ranks ascend along each axis"
+        ) from error
 
 
 def _refuse(key: str, local: object) -> None:
     raise InvalidPlanError(
         f"'{key}': a DTensor of which this rank holds several pieces, or whose dims are not sharded by the axes of its "
-        f"mesh from left to right, can be saved and loaded with our planners only, and only if its local tensor is a "
-        f"plain tensor, not a {type(local).__name__}; {_ADVICE}"
+        "mesh from left to right, or by ranks in another order than that of their process groups, can be saved and "
+        "loaded with our planners only, and only if its local tensor is a plain tensor, not a "
+        f"{type(local).__name__}; {_ADVICE}"
     )
 
 
@@ -136,16 +191,19 @@ def pieces_of(dtensor: DTensor) -> list[Piece] | None:
     from_left = [*_splits(dtensor)]
     ordered = _in_order(from_left, order_of(dtensor))
     shape, mesh_shape = [*dtensor.shape], [*dtensor.device_mesh.shape]
-    runs = _runs(shape, mesh_shape, coordinate, ordered)
+    places = _places_in_groups(dtensor.device_mesh, coordinate)
+    runs = _runs(shape, mesh_shape, places, ordered)
     sizes = [_length(of_dim) for of_dim in runs]
     if sizes != [*local.shape]:
+        advice = f": {_OUT_OF_ORDER.format(dtensor.device_mesh)}" if places != [*coordinate] else ""
         raise ValueError(
             f"its placements {dtensor.placements} give this rank {sizes} of {shape}, but its local tensor is of "
-            f"{[*local.shape]}"
+            f"{[*local.shape]}{advice}"
         )
     is_empty = 0 in sizes
     if all(len(of_dim) <= 1 for of_dim in runs):
-        theirs = runs if ordered == from_left else _runs(shape, mesh_shape, coordinate, from_left)
+        is_theirs = ordered == from_left and places == [*coordinate]
+        theirs = runs if is_theirs else _runs(shape, mesh_shape, coordinate, from_left)
         if theirs == runs or (is_empty and [_length(of_dim) for of_dim in theirs] == sizes):
             return None
     if is_empty:

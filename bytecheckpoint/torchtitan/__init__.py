@@ -13,6 +13,7 @@ Importing this module registers ``use`` with torchtitan's overrides. It does not
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +24,7 @@ from bytecheckpoint.probes.probe import require, warn_of_fallbacks
 from bytecheckpoint.torchtitan._options import config_of
 
 if TYPE_CHECKING:
-    from torchtitan.components.checkpointer import CheckpointManager
+    from torchtitan.components.checkpointer import BaseCheckpointManager
     from torchtitan.trainer import Trainer
 
     from bytecheckpoint.load_spec.spec import LoadSpec
@@ -55,6 +56,11 @@ _HOMES = {
 
 C = TypeVar("C", bound="Trainer.Config")
 
+_logger = logging.getLogger("bytecheckpoint")
+
+# The module of torchtitan's manager for torch_checkpointing. Not every torch_checkpointing lets it be imported.
+_OF_TORCH_CHECKPOINTING = ("torchtitan.components.checkpointer.torch_checkpointing", "TorchCheckpointingManager.Config")
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
@@ -66,17 +72,19 @@ def __getattr__(name: str) -> Any:
 
 
 def use(
-    config: CheckpointManager.Config, *, initial_load_spec: str | LoadSpec | None = None, **options: Any
-) -> CheckpointManager.Config:
-    """The override, which torchtitan calls with the configuration of its ``CheckpointManager``.
+    config: BaseCheckpointManager.Config, *, initial_load_spec: str | LoadSpec | None = None, **options: Any
+) -> BaseCheckpointManager.Config:
+    """The override, which torchtitan calls with the configuration of its manager.
 
     Args:
-        config: Configuration of torchtitan's manager.
+        config: Configuration of torchtitan's ``CheckpointManager`` or ``TorchCheckpointingManager``. That of another
+            manager, such as TorchFT's, is returned as it is, with a warning in the log.
         initial_load_spec: What the initial load takes of a checkpoint; see ``BcpCheckpointManager.Config``.
         options: Fields of ``bytecheckpoint.Config``.
 
     Returns:
-        The configuration of our manager, with every setting of ``config``.
+        The configuration of our manager, with every setting of ``config``. ``TorchCheckpointingManager`` saves in the
+        background, and so does ours then: ``async_mode`` is ``async_with_pinned_mem``.
 
     Raises:
         ConfigError: An option does not exist, or has an invalid value; or the spec is wrong.
@@ -84,11 +92,13 @@ def use(
     """
     require(TORCHTITAN)
     warn_of_fallbacks(TORCHTITAN)
-    from torchtitan.config.override import derive
+    from torchtitan.components.checkpointer import CheckpointManager
 
-    from bytecheckpoint.torchtitan._dcp_manager import BcpCheckpointManager
-
-    return derive(config, BcpCheckpointManager.Config, engine=config_of(options), initial_load_spec=initial_load_spec)
+    theirs = type(config)
+    if theirs is not CheckpointManager.Config and not _is_of_torch_checkpointing(theirs):
+        _logger.warning("bytecheckpoint.torchtitan.use leaves the manager of %s.%s", theirs.__module__, _name(theirs))
+        return config
+    return _ours_for(config, initial_load_spec, options)
 
 
 def with_bytecheckpoint(config: C, *, initial_load_spec: str | LoadSpec | None = None, **options: Any) -> C:
@@ -96,7 +106,8 @@ def with_bytecheckpoint(config: C, *, initial_load_spec: str | LoadSpec | None =
 
     Args:
         config: Configuration of a trainer. Its ``checkpoint`` is replaced by our manager's configuration, which keeps
-            every setting. The TorchFT manager is replaced by ``BcpTorchFTCheckpointManager``.
+            every setting. The TorchFT manager is replaced by ``BcpTorchFTCheckpointManager``. For
+            ``TorchCheckpointingManager`` see ``use``.
         initial_load_spec: What the initial load takes of a checkpoint; see ``BcpCheckpointManager.Config``.
         options: Fields of ``bytecheckpoint.Config``.
 
@@ -110,19 +121,29 @@ def with_bytecheckpoint(config: C, *, initial_load_spec: str | LoadSpec | None =
     """
     require(TORCHTITAN)
     warn_of_fallbacks(TORCHTITAN)
+    config.checkpoint = _ours_for(config.checkpoint, initial_load_spec, options)
+    return config
+
+
+def _ours_for(theirs: Any, initial_load_spec: str | LoadSpec | None, options: dict[str, Any]) -> Any:
+    """Returns the configuration of our manager that has the settings of ``theirs``."""
     from torchtitan.config.override import derive
 
-    theirs = config.checkpoint
-    config.checkpoint = derive(
-        theirs, _config_for(type(theirs)), engine=config_of(options), initial_load_spec=initial_load_spec
-    )
-    return config
+    mode = {"async_mode": "async_with_pinned_mem"} if _is_of_torch_checkpointing(type(theirs)) else {}
+    ours = _config_for(type(theirs))
+    return derive(theirs, ours, engine=config_of(options), initial_load_spec=initial_load_spec, **mode)
+
+
+def _is_of_torch_checkpointing(theirs: type) -> bool:
+    return (theirs.__module__, theirs.__qualname__) == _OF_TORCH_CHECKPOINTING
+
+
+def _name(theirs: type) -> str:
+    return theirs.__qualname__.removesuffix(".Config")
 
 
 def _config_for(theirs: type) -> Any:
     """Returns the configuration class of our manager that replaces ``theirs``.
-
-    When torchtitan has a ``TorchCheckpointingManager``, the adapter for it belongs here.
 
     Raises:
         UnsupportedError: It is the configuration of a manager that must not be replaced.
@@ -131,14 +152,14 @@ def _config_for(theirs: type) -> Any:
 
     from bytecheckpoint.torchtitan._dcp_manager import BcpCheckpointManager
 
-    if theirs in (CheckpointManager.Config, BcpCheckpointManager.Config):
+    if theirs in (CheckpointManager.Config, BcpCheckpointManager.Config) or _is_of_torch_checkpointing(theirs):
         return BcpCheckpointManager.Config
     if theirs.__module__.startswith("torchtitan.experiments.torchft."):
         require(TORCHFT)
         from bytecheckpoint.torchtitan._torchft_manager import BcpTorchFTCheckpointManager
 
         return BcpTorchFTCheckpointManager.Config
-    manager = theirs.__qualname__.removesuffix(".Config")
+    manager = _name(theirs)
     raise UnsupportedError(
         f"with_bytecheckpoint: config.checkpoint is of {theirs.__module__}.{manager}, which must not be replaced by "
         f"another manager. If it is a CheckpointManager, declare class X(BcpCheckpointing, {manager}) with a Config of "
@@ -158,8 +179,8 @@ if has_overrides():
         require(TORCHTITAN)
     except UnsupportedError as error:
         raise ImportError(str(error)) from None  # torchtitan shows the text of an ImportError
-    from torchtitan.components.checkpointer import CheckpointManager as _Theirs
+    from torchtitan.components.checkpointer import BaseCheckpointManager as _Theirs
     from torchtitan.config.override import override
 
-    # Exact: a subclass, such as TorchFT's, may do more than we know, so the override does not replace it.
-    use = override(target=_Theirs.Config, exact=True, description="checkpoints by bytecheckpoint")(use)
+    # Not exact, for two managers: it leaves any other itself, as one that may do more than we know.
+    use = override(target=_Theirs.Config, exact=False, description="checkpoints by bytecheckpoint")(use)

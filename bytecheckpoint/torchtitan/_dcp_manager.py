@@ -141,6 +141,7 @@ class BcpCheckpointing(_Manager):
             self._metrics.note(self._last_step, saved.upload_completion)
         else:
             report = self._engine.save(checkpoint_id, state_dict)
+            self._metrics.log_saves(self._last_step)  # those before, which may have ended since the last step
             self._metrics.log(self._last_step, report, self._last_step)
         if enable_garbage_collection:
             GarbageCollection.collect("GC collection invoked by checkpointer.")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint manager of torchtitan needs from us.
 
-This module uses nothing of torchtitan. So a manager of another kind, such as the one of ``torch_checkpointing`` that
-torchtitan plans, needs an adapter of its own, but no engine of its own.
+This module uses nothing of torchtitan. So a manager of another kind needs an adapter of its own, but no engine.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import torch
 from bytecheckpoint.config import Config
 from bytecheckpoint.contents.damaged_keys import naming_keys
 from bytecheckpoint.convert.conversion import parsed_size
+from bytecheckpoint.convert.file_piece import compare_checksums
 from bytecheckpoint.convert.nesting import nested, paths_of
 from bytecheckpoint.convert.outputs import Outputs, outputs_of
 from bytecheckpoint.convert.safetensors_target import INDEX, SafetensorsTarget
@@ -284,6 +285,7 @@ def _write_state(
 ) -> None:
     with replaced_by(directory, name, f".{name}.{os.getpid()}.tmp") as path, naming_keys(part.opened.stored):
         export_state(str(path), state, tensors, part.source, part.opened, writing.tell)
+        _core.compare_checksums(part.opened.wanted, [], directory=part.source.place, progress=None)
     writing.end(part.num_bytes)
 
 
@@ -308,6 +310,7 @@ def _write_safetensors(
                 with naming_keys(part.opened.stored):
                     piece.write(part.source, part.opened, inside, False, writing.tell)
                 writing.end(piece.num_bytes)
+            compare_checksums(part.source, part.opened, inside)
             target.finish(part.opened, inside, folder, False)
             names = sorted(os.listdir(aside.fileno()), key=lambda name: name == INDEX)  # noqa: PTH208
             for old in sorted(before, key=lambda old: old != INDEX):

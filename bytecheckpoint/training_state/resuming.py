@@ -282,7 +282,8 @@ def _user_metadata(run: str | os.PathLike[str], path: str, group: dist.ProcessGr
         if own is not None and own.rank() != 0:
             return None
         place = as_place(path)
-        at = place if folder_at(place).has(".metadata") else below(place, "model")
+        model = below(place, "model")
+        at = model if not folder_at(place).has(".metadata") and folder_at(model).has(".metadata") else place
         return BcpReader(at, config=config).user_metadata
 
     found = all_together(own, _ASKED, str(run), read)

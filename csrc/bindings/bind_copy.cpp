@@ -53,6 +53,7 @@ py::bytes copy_shard(const Checkpoint& checkpoint, const std::string& directory,
   Callbacks callbacks(std::move(convert), std::move(progress));
   callbacks.serve(&options);
   options.computed = std::move(computed);
+  options.checksums = checkpoint.checksums();
   const engine::ShardToCopy to_copy = shard_of(shard);
   auto result = unlocked([&] { return engine::copy_shard(options, manifest, checkpoint.view(), to_copy); });
   if (callbacks.raised()) throw py::error_already_set();

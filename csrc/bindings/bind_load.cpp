@@ -286,7 +286,8 @@ void bind_load(py::module_& m) {
       .def_readonly("subclasses", &SpecialTensors::subclasses)
       .def_readonly("copies", &SpecialTensors::copies);
   m.def("find_special_tensors", &find_special_tensors, py::arg("flat"));
-  m.def("find_pieces", &find_pieces, py::arg("flat"), py::arg("order_of"), py::arg("pieces_of"));
+  m.def("find_pieces", &find_pieces, py::arg("flat"), py::arg("order_of"), py::arg("pieces_of"),
+        py::arg("is_in_order"));
   py::class_<ReadPlan>(m, "ReadPlan", py::module_local())
       .def(py::init<const Checkpoint&, const py::iterable&>(), py::keep_alive<1, 2>(), py::arg("checkpoint"),
            py::arg("items"))

@@ -86,7 +86,9 @@ constexpr std::chrono::milliseconds kBetweenSignals{50};
 
 /// Returns (bytes, failures, why it was kept). Signal handlers run meanwhile; an error that they raise ends the
 /// removal.
-py::tuple remove_entry(const io::OpenDirectory& self, const Path& name, engine::Removal* right, bool dry_run) {
+py::tuple remove_entry(const io::OpenDirectory& self, const Path& name, engine::Removal* right,
+                       std::vector<std::string> stays, bool dry_run) {
+  const engine::RemovalOptions options{std::move(stays), dry_run};
   bool raised = false;
   auto last = std::chrono::steady_clock::now();
   const auto may_go_on = [&] {
@@ -97,7 +99,7 @@ py::tuple remove_entry(const io::OpenDirectory& self, const Path& name, engine::
     raised = PyErr_CheckSignals() != 0;
     return raised ? base::Status::make(base::Code::kCancelled, "interrupted") : base::Status::ok();
   };
-  auto result = unlocked([&] { return engine::remove_entry(self, name.native(), right, may_go_on, dry_run); });
+  auto result = unlocked([&] { return engine::remove_entry(self, name.native(), right, may_go_on, options); });
   if (raised) throw py::error_already_set();
   const io::RemovalOutcome removed = value_or_raise(std::move(result));
   py::list failures;
@@ -127,7 +129,7 @@ void bind_directory(py::module_& m) {
       .def("fileno", &io::OpenDirectory::fd)
       .def("sync", [](const io::OpenDirectory& self) { run_unlocked([&] { return self.sync(); }); })
       .def("remove", &remove_entry, py::arg("name"), py::arg("right").none(true) = py::none(), py::kw_only(),
-           py::arg("dry_run") = false)
+           py::arg("stays") = std::vector<std::string>(), py::arg("dry_run") = false)
       .def(
           "remove_empty",
           [](const io::OpenDirectory& self, const Path& name) {
@@ -139,6 +141,7 @@ void bind_directory(py::module_& m) {
 }  // namespace
 
 void bind_steps(py::module_& m) {
+  m.attr("REMOVAL_NOTE") = py::bytes(std::string(engine::kRemovalNote));
   m.def(
       "find_unreferenced",
       [](const std::string& directory) {

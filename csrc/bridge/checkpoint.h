@@ -10,6 +10,7 @@
 
 #include "csrc/bridge/drop.h"
 #include "csrc/engine/load/checkpoint_view.h"
+#include "csrc/engine/load/stored_checksums.h"
 #include "csrc/engine/open/manifest_reader.h"
 #include "csrc/engine/open/open_checkpoint.h"
 #include "csrc/format/manifest/manifest.h"
@@ -53,6 +54,8 @@ class Checkpoint {
   engine::ChunkInRecord chunk_of(const format::Item& item, size_t chunk) const {
     return {&item.chunks[chunk], view_ == nullptr ? nullptr : view_->find(item, chunk)};
   }
+  /// The checksums that another writer stored, as far as conversions have come.
+  engine::StoredChecksums* checksums() const { return checksums_.get(); }
   /// Returns the chunk of `fqn` that begins at `offsets`. Raises KeyMismatchError if there is none.
   /// \param hint  Position to look at first, or -1.
   engine::ChunkInRecord find_chunk(const std::string& fqn, const tensor::Dims& offsets, int64_t hint) const;
@@ -68,6 +71,7 @@ class Checkpoint {
   mutable std::shared_ptr<const format::Manifest> manifest_;
   std::shared_ptr<const engine::CheckpointView> view_;  // null for what is stored
   mutable std::optional<Parts> parts_;
+  std::unique_ptr<engine::StoredChecksums> checksums_ = std::make_unique<engine::StoredChecksums>();
 };
 
 /// How Python holds it: freed without the GIL, since a large manifest takes milliseconds.

@@ -29,7 +29,8 @@ const NamesOfDTensors& names_of_dtensors() {
   return found_once<NamesOfDTensors>();
 }
 
-/// Whether DCP's box is right whatever the shape: each dim is sharded by one axis at most, and in one run.
+/// Whether DCP's box is right whatever the shape, where the mesh is in order: each dim is sharded by one axis at most,
+/// and in one run.
 bool is_simple(const py::tuple& placements) {
   std::vector<int64_t> dims;
   for (const py::handle placement : placements) {
@@ -48,16 +49,17 @@ bool is_simple(const py::tuple& placements) {
 
 class PiecesFinder {
  public:
-  PiecesFinder(py::object order_of, py::object pieces_of)
-      : order_of_(std::move(order_of)), pieces_of_(std::move(pieces_of)) {}
+  PiecesFinder(py::object order_of, py::object pieces_of, py::object is_in_order)
+      : order_of_(std::move(order_of)), pieces_of_(std::move(pieces_of)), is_in_order_(std::move(is_in_order)) {}
 
   /// Returns the pieces of a DTensor; None if DCP is right.
   py::object find(py::handle dtensor) {
     const py::tuple placements = attribute(dtensor, names_of_dtensors().placements);
-    if (is_simple(placements)) return py::none();
     // The mesh is identified by its address, which it keeps while the state lives.
-    std::vector<int64_t> key = {reinterpret_cast<intptr_t>(attribute(dtensor, names_of_dtensors().device_mesh).ptr()),
-                                number_in(numbers_, placements), number_in(numbers_, call_python(order_of_, dtensor))};
+    const py::object mesh = attribute(dtensor, names_of_dtensors().device_mesh);
+    if (is_simple(placements) && is_in_order(mesh)) return py::none();
+    std::vector<int64_t> key = {reinterpret_cast<intptr_t>(mesh.ptr()), number_in(numbers_, placements),
+                                number_in(numbers_, call_python(order_of_, dtensor))};
     for (py::handle of : {dtensor, py::handle(local_of(dtensor))}) {
       const std::optional<tensor::Dims> sizes = sizes_of_tensor(of.ptr());
       if (!sizes.has_value()) return call_python(pieces_of_, dtensor);
@@ -70,16 +72,24 @@ class PiecesFinder {
   }
 
  private:
-  const py::object order_of_, pieces_of_;
+  bool is_in_order(const py::object& mesh) {
+    const auto known = meshes_.find(mesh.ptr());
+    if (known != meshes_.end()) return known->second;
+    return meshes_.emplace(mesh.ptr(), call_python(is_in_order_, mesh).cast<bool>()).first->second;
+  }
+
+  const py::object order_of_, pieces_of_, is_in_order_;
+  std::map<PyObject*, bool> meshes_;
   py::dict numbers_;  // a number of each tuple of placements and of each order
   std::map<std::vector<int64_t>, py::object> known_;
 };
 
 }  // namespace
 
-py::dict find_pieces(const py::dict& flat, const py::object& order_of, const py::object& pieces_of) {
+py::dict find_pieces(const py::dict& flat, const py::object& order_of, const py::object& pieces_of,
+                     const py::object& is_in_order) {
   py::dict found;
-  PiecesFinder finder(order_of, pieces_of);
+  PiecesFinder finder(order_of, pieces_of, is_in_order);
   GilYield gil_yield;
   for (const auto& [key, value] : flat) {
     if (!is_dtensor(value)) continue;

@@ -67,10 +67,11 @@ base::Result<DiskFile> DiskFile::open(const std::string& directory, const std::s
   const int error = errno;
   if (fd < 0 && direct && error == EINVAL) return open(directory, name, false);
   if (fd < 0 && (error == ELOOP || error == EXDEV)) {
-    return Status::make(base::Code::kCorrupt,
-                        text("open(", path, "): the name leads out of ", directory,
-                             ", or through a symbolic link; such a file is not read"),
-                        path, error);
+    return Status::make(
+        base::Code::kCorrupt,
+        text("open(", path, "): the name leads out of ", directory,
+             ", or through a symbolic link; such a file is not read: copy the folder by cp -rL, which follows links"),
+        path, error);
   }
   if (fd < 0) return Status::storage("open", path, "read", error);
   DiskFile file(Descriptor(fd, path, direct));

@@ -13,6 +13,9 @@ using base::text;
 
 namespace {
 
+/// How much of a packed file is read at a time.
+constexpr int64_t kUnpackedBytes = 128 << 10, kUnpackedObjectBytes = 4 << 20;
+
 /// \returns kCorrupt for the name of a checkpoint file that leads out of its URL.
 Status check_beneath(const std::string& url, const std::string& name) {
   if (!name.empty() && name.front() != '/' && (name + "/").find("../") == std::string::npos) return Status::ok();
@@ -68,20 +71,53 @@ Status File::write_at(const std::vector<std::string_view>& pieces, int64_t offse
   return std::visit([&](auto& file) { return file.write_at(pieces, offset); }, file_);
 }
 
-base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, int64_t wanted) {
-  auto* const disk = std::get_if<DiskFile>(&file_);
-  auto* const memory = std::get_if<MemoryFile>(&file_);
-  BCP_ASSIGN_OR_RETURN(const int64_t done, disk != nullptr ? disk->read_at(bytes, size, offset, wanted)
-                                           : memory != nullptr
-                                               ? memory->read_at(bytes, size, offset)
-                                               : std::get<ObjectFile>(file_).read_at(bytes, size, offset));
-  if (done < wanted) {
-    return Status::make(
-        base::Code::kCorrupt,
-        text("pread(", path(), ", offset=", offset, ", ", wanted, " bytes): file ends after ", done, " bytes"), path(),
-        ENODATA);
+Status File::unpack(const base::Packing& packing) {
+  BCP_ASSIGN_OR_RETURN(const int64_t bytes, size());
+  BCP_ASSIGN_OR_RETURN(const base::FileVersion now, version());
+  if (packing.bytes > bytes || packing.offset > bytes - packing.bytes) {
+    return Status::make(base::Code::kCorrupt, text("the file has only ", bytes, " bytes"))
+        .at(packing.offset, packing.bytes)
+        .in_file(path());
   }
-  return done;
+  // Each read of an object is a request.
+  const int64_t read_bytes = std::holds_alternative<ObjectFile>(file_) ? kUnpackedObjectBytes : kUnpackedBytes;
+  auto borrowed = Unpacker::borrow(text(path(), '\n', now.to_text()), packing, read_bytes);
+  if (!borrowed.is_ok()) return borrowed.status().at(packing.offset, packing.bytes).in_file(path());
+  unpacker_ = std::move(borrowed.value());
+  unpacked_ = now;
+  return Status::ok();
+}
+
+Status File::explain(Status failure) const {
+  if (unpacker_ != nullptr && failure.code() == base::Code::kCorrupt) {
+    BCP_ASSIGN_OR_RETURN(const base::FileVersion now, version());
+    if (!unpacked_.is_same(now)) {
+      return Status::make(
+          base::Code::kChanged,
+          text("read(", path(), "): the file is written again: now ", now.to_text(), ", before ", unpacked_.to_text()),
+          path());
+    }
+  }
+  // An unpacker does not know the file.
+  return failure.path().empty() ? std::move(failure).in_file(path()) : failure;
+}
+
+base::Result<int64_t> File::read_stored(void* bytes, int64_t size, int64_t offset, int64_t wanted) {
+  if (auto* const disk = std::get_if<DiskFile>(&file_)) return disk->read_at(bytes, size, offset, wanted);
+  if (auto* const memory = std::get_if<MemoryFile>(&file_)) return memory->read_at(bytes, size, offset);
+  return std::get<ObjectFile>(file_).read_at(bytes, size, offset);
+}
+
+base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, int64_t wanted) {
+  const auto stored = [&](void* to, int64_t count, int64_t at) { return read_stored(to, count, at, count); };
+  base::Result<int64_t> done =
+      unpacker_ == nullptr ? read_stored(bytes, size, offset, wanted) : unpacker_->read_at(bytes, size, offset, stored);
+  if (!done.is_ok()) return explain(done.status());
+  if (done.value() >= wanted) return done;
+  return Status::make(
+      base::Code::kCorrupt,
+      text("pread(", path(), ", offset=", offset, ", ", wanted, " bytes): file ends after ", done.value(), " bytes"),
+      path(), ENODATA);
 }
 
 base::Result<std::string> File::read(int64_t offset, int64_t size) {
@@ -91,6 +127,7 @@ base::Result<std::string> File::read(int64_t offset, int64_t size) {
 }
 
 base::Result<int64_t> File::size() const {
+  if (unpacker_ != nullptr) return unpacker_->size();
   return std::visit([](const auto& file) { return file.size(); }, file_);
 }
 
@@ -105,7 +142,7 @@ Status File::reserve(int64_t bytes) {
 }
 
 bool File::is_in_memory() const {
-  return std::holds_alternative<MemoryFile>(file_);
+  return unpacker_ == nullptr && std::holds_alternative<MemoryFile>(file_);
 }
 
 uint8_t* File::memory(int64_t offset, int64_t size) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -9,10 +10,12 @@
 #include <vector>
 
 #include "csrc/base/file_version.h"
+#include "csrc/base/packing.h"
 #include "csrc/base/status.h"
 #include "csrc/io/disk_file.h"
 #include "csrc/io/memory_file.h"
 #include "csrc/io/object_file.h"
+#include "csrc/io/unpacker.h"
 
 namespace bytecheckpoint::io {
 
@@ -34,12 +37,16 @@ class File {
   /// Creates a file. \returns kStorage, with EEXIST if the name exists in a file system.
   static base::Result<File> create(const std::string& path, bool direct);
 
+  /// Makes a file that was opened for reading one that has what a stretch of it unpacks to.
+  /// \returns kCorrupt if the file is too short. kUnsupported if this machine cannot unpack it.
+  base::Status unpack(const base::Packing& packing);
+
   /// Writes all `size` bytes. \returns kStorage.
   base::Status write_at(const void* bytes, int64_t size, int64_t offset);
   /// Writes pieces of memory one behind another. \returns kStorage.
   base::Status write_at(const std::vector<std::string_view>& pieces, int64_t offset);
   /// Reads until `size` bytes or the end of the file. \returns the number of bytes read; kCorrupt if it is less than
-  /// `wanted`; kStorage.
+  /// `wanted`; kChanged if what is unpacked changes meanwhile; kStorage.
   base::Result<int64_t> read_at(void* bytes, int64_t size, int64_t offset, int64_t wanted);
   /// Reads `size` bytes at `offset`. \returns kCorrupt if the file ends before. kStorage.
   base::Result<std::string> read(int64_t offset, int64_t size);
@@ -63,15 +70,22 @@ class File {
 
   bool is_open() const;
   const std::string& path() const;
-  /// Returns the file of a file system; null for an object.
-  const DiskFile* on_disk() const { return std::get_if<DiskFile>(&file_); }
+  /// Returns the file of a file system; null for an object, and for what is unpacked.
+  const DiskFile* on_disk() const { return unpacker_ == nullptr ? std::get_if<DiskFile>(&file_) : nullptr; }
   /// Whether it is memory of this machine.
   bool is_in_memory() const;
   /// Whether `write_at` takes bytes from any memory, and not from the slots of a ring alone.
   bool takes_any_memory() const { return !std::holds_alternative<ObjectFile>(file_); }
 
  private:
+  /// Returns why the file does not unpack: somebody may be writing it again.
+  base::Status explain(base::Status failure) const;
+  /// Reads from the file as it is.
+  base::Result<int64_t> read_stored(void* bytes, int64_t size, int64_t offset, int64_t wanted);
+
   std::variant<DiskFile, ObjectFile, MemoryFile> file_;
+  std::shared_ptr<Unpacker> unpacker_;  // null for a file as it is
+  base::FileVersion unpacked_;          // the version that it unpacks
 };
 
 /// Reads a whole small file through the page cache. \returns kStorage, with ENOENT if it is absent.

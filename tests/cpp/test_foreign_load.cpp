@@ -75,7 +75,7 @@ TEST_CASE("foreign load: an archive may begin anywhere, so that segments end ins
     const TensorPlace place = locate(dir, manifest);
     CHECK(place.dtype == DType::kFloat32);
     CHECK(place.strides == tensor::Dims{kColumns, 1});
-    CHECK(place.data_crc.has_value());
+    CHECK(place.fills_stretch);
     LoadJob job(options_for(dir), manifest);
     const format::Chunk& chunk = manifest.items[0].chunks[0];
     // Into the whole tensor, into a box, and into a transposed box.

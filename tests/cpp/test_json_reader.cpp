@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/safetensors/json_reader.h"
+#include "csrc/format/json/json_reader.h"
 
 #include <string>
 #include <utility>

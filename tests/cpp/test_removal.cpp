@@ -43,7 +43,7 @@ TEST_CASE("removal: takes the marks, and leaves a free tmp behind unless it is f
   EXPECT_OK(removal->remove_marks());
   CHECK(dir.names() == std::vector<std::string>{tmp, "__0_0.distcp"});
   removal.reset();
-  CHECK(dir.has(tmp));
+  CHECK(test::read_all(dir / tmp) == kRemovalNote);
   CHECK((test::value_of(LockFile::probe(dir / tmp, false)) == LockFile::Probe::kFree));
   removal = test::value_of(begin_at(dir));
   EXPECT_OK(removal->remove_marks());

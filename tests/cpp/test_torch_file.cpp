@@ -20,14 +20,16 @@ using test::torch_file_of;
 using test::zip_of;
 using Names = std::vector<std::string>;
 
-base::Result<Manifest> read(const std::string& file) {
-  return read_torch_file(static_cast<int64_t>(file.size()),
-                         [&](int64_t offset, int64_t size) -> base::Result<std::string> {
-                           REQUIRE(offset >= 0);
-                           REQUIRE(size >= 0);
-                           REQUIRE(offset + size <= static_cast<int64_t>(file.size()));
-                           return file.substr(static_cast<size_t>(offset), static_cast<size_t>(size));
-                         });
+base::Result<Manifest> read(const std::string& file, std::string_view root = {}) {
+  return read_torch_file(
+      static_cast<int64_t>(file.size()),
+      [&](int64_t offset, int64_t size) -> base::Result<std::string> {
+        REQUIRE(offset >= 0);
+        REQUIRE(size >= 0);
+        REQUIRE(offset + size <= static_cast<int64_t>(file.size()));
+        return file.substr(static_cast<size_t>(offset), static_cast<size_t>(size));
+      },
+      root);
 }
 
 Names names_in(const Manifest& manifest) {
@@ -74,6 +76,24 @@ TEST_CASE("torch file: names are those of flatten_state_dict, with the paths tha
   CHECK(in.next().num_children == 3);
   CHECK(in.next().text == "groups");
   CHECK(in.next().integer == 0);
+}
+
+TEST_CASE("torch file: with a root, names stand below it, and its value may be anything") {
+  const std::string tensor = pickled_floats("0", 12, 0, {12}, {1});
+  const std::string of_dict = torch_file_of(dict({{"w", tensor}}), {{"0", kTwelve}});
+  CHECK(names_in(test::value_of(read(of_dict))) == Names{"w"});
+  const Manifest below = test::value_of(read(of_dict, "the.model"));
+  CHECK(names_in(below) == Names{"the.model.w"});
+  TreeReader in(below.planner_data);
+  CHECK(in.next().num_children == 2);
+  CHECK(in.next().text == "the.model.w");
+  CHECK(in.next().num_children == 2);
+  CHECK(in.next().text == "the.model");
+  CHECK(in.next().text == "w");
+  CHECK(names_in(test::value_of(read(torch_file_of(tensor, {{"0", kTwelve}}), "t"))) == Names{"t"});
+  CHECK(names_in(test::value_of(read(torch_file_of(number(7), {}), "step"))) == Names{"step"});
+  CHECK(names_in(test::value_of(read(torch_file_of("}", {}), "empty"))).empty());
+  EXPECT_CODE(kUnsupported, read(torch_file_of(number(7), {})));
 }
 
 TEST_CASE("torch file: tensors of one storage, by their offsets and strides") {

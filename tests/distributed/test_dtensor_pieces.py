@@ -265,3 +265,30 @@ def use_dcps_planners(path: str) -> None:
 
 def test_dcps_planners_are_refused(tmp_path: Path) -> None:
     run_ranks(4, use_dcps_planners, str(tmp_path), limit_s=120)
+
+
+def save_on_a_permuted_mesh(path: str) -> None:
+    mesh, whole = DeviceMesh("cpu", [2, 0, 3, 1]), numbered((8, 3))
+    state = {"w": distribute_tensor(whole, mesh, [Shard(0)])}
+    assert torch.equal(state["w"].full_tensor(), whole)
+    bytecheckpoint.save_state_dict(f"{path}/ours", state)
+    dcp.save(dict(state), checkpoint_id=f"{path}/stock")
+    got = {"w": torch.zeros(8, 3)}
+    dcp.load(got, checkpoint_id=f"{path}/ours")
+    assert torch.equal(got["w"], whole)
+    replicas = DeviceMesh("cpu", [[0, 1], [3, 2]])
+    other = {"w": distribute_tensor(torch.zeros(8, 3), replicas, [Replicate(), Shard(0)])}
+    bytecheckpoint.load_state_dict(f"{path}/ours", other)
+    assert torch.equal(other["w"].full_tensor(), whole)
+    bytecheckpoint.save_state_dict(f"{path}/replicas", other)
+    assert torch.equal(bytecheckpoint.read(f"{path}/replicas")["w"], whole)
+    # Of a checkpoint of DCP's nobody knows whether its rows are in their places.
+    with pytest.raises(CheckpointError, match=r"'w': its mesh .* DCP wrote the checkpoint"):
+        bytecheckpoint.load_state_dict(f"{path}/stock", state)
+    with pytest.raises(CheckpointException, match="in another order than that of their process groups"):
+        dcp.save(state, storage_writer=BcpWriter(f"{path}/step", config=AS_GIVEN))
+
+
+def test_meshes_in_another_order_than_their_groups(tmp_path: Path) -> None:
+    """Rows are stored where ``full_tensor()`` has them, and not where DCP computes that they are."""
+    run_ranks(4, save_on_a_permuted_mesh, str(tmp_path), limit_s=120)

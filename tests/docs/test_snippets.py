@@ -19,7 +19,9 @@ LIMIT_S = 150.0
 NOT_TESTED = {
     "accelerate": "accelerate is not installed: ITS SNIPPET IS NOT TESTED",
     "lightning": "lightning is not installed: ITS SNIPPET IS NOT TESTED",
+    "megatron": "megatron-core is not installed: its snippets are run by hand",
     "olmo_core": "OLMo-core is not installed: pip install ai2-olmo-core==3.0.0",
+    "torch_checkpointing": "torch_checkpointing is not installed: ITS SNIPPET IS NOT TESTED",
     "torchsnapshot": "torchsnapshot is not installed: pip install torchsnapshot-nightly==2024.7.26",
     "torchtitan": "torchtitan is not installed: ITS SNIPPET IS NOT TESTED",
     "transformers": "transformers is not installed: ITS SNIPPET IS NOT TESTED",

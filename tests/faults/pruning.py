@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from support.fork_server import meet
+from support.fork_server import meet, wait_for
 from support.saves import SaveRequest, attempt
 
 from bytecheckpoint import Retention, RetentionReport, scan_steps
@@ -35,7 +35,7 @@ def prune_when_told(address: bytes, root: Path) -> RetentionReport:
     """Prunes, once the test says that it watches."""
     test = meet(address)
     test.send("ready")
-    test.recv()
+    wait_for(test)
     return Retention(root, keep_latest=1).prune()
 
 

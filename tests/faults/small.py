@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from support.fork_server import meet
+from support.fork_server import meet, wait_for
 from support.saves import BOTH_RANKS, SaveRequest, gloo, names_in
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -118,7 +118,7 @@ def load_when_told(address: bytes, path: Path) -> CheckpointError | None:
     """Returns ``load_small``, called once the test says that it watches."""
     test = meet(address)
     test.send("ready")
-    test.recv()
+    wait_for(test)
     return load_small(path)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.checkpoint as dcp
 from support.campaign import IS_LONG
-from support.fork_server import ForkServer, Meeting, meet
+from support.fork_server import ForkServer, Meeting, meet, wait_for
 from support.preloading import preloaded
 from support.saves import CONFIG, SaveRequest, generation_of, load, names_in, save, state
 from torch.distributed.checkpoint.api import CheckpointException
@@ -79,7 +79,7 @@ def count_reads(library: str, address: bytes, path: Path) -> int:
     reads = ctypes.CDLL(library)
     test = meet(address)
     test.send("ready")
-    test.recv()
+    wait_for(test)
     reads.fail_read(0)
     assert failure_of_load(path, CONFIG) is None
     return int(reads.num_reads())

@@ -196,13 +196,19 @@ def generation_after(case: Case, attempts: list[Attempt]) -> int:
 def wait_for_generation(case: Case, path: Path, generation: int) -> None:
     """Waits until the calls that hung are done and ``generation`` is there."""
     end = time.monotonic() + LIMIT_S / 2
+    mark = path / ".metadata"
     while True:
+        seen = mark.stat().st_ino
         try:
             found = generation_on_disk(path, BOTH_RANKS[: case.num_ranks], case.num_rows)
         except CheckpointException as error:  # the checkpoint was replaced during this load
             reason = error.failures[0][0]
             assert isinstance(reason, CheckpointChangedError), reason
             continue
+        except AssertionError:
+            if mark.stat().st_ino == seen:
+                raise
+            continue  # it was replaced between the two loads
         if found == generation:
             return
         assert found == OLD

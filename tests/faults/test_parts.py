@@ -99,10 +99,10 @@ def prune_and_die(root: str, number: int) -> None:
     numbers = itertools.count()
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **keywords: Any) -> Any:
             if next(numbers) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args)
+            return function(*args, **keywords)
 
         return call
 

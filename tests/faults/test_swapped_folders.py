@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.campaign import IS_LONG
-from support.fork_server import ForkServer, Meeting, meet
+from support.fork_server import ForkServer, Meeting, meet, wait_for
 
 import bytecheckpoint
 from bytecheckpoint.errors import CheckpointError
@@ -61,7 +61,7 @@ def operate_when_told(address: bytes, operation: Operation, step: Path, folder: 
     operation(step, warm)
     test = meet(address)
     test.send("ready")
-    test.recv()
+    wait_for(test)
     try:
         operation(step, folder)
     except CheckpointError as error:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +97,59 @@ def _flag_and_recipe() -> None:
 
     with pytest.raises(UnsupportedError, match=r"class X\(BcpCheckpointing, .*Other\)"):
         with_bytecheckpoint(_root(Other.Config()))
+
+
+def _of_torch_checkpointing(folder: str) -> None:
+    # torchtitan 0.3.0 wants a module of torch_checkpointing 0.1.0 whose class has another name in 0.1.1.
+    name = "torch_checkpointing.dtensor_resharder"
+    if find_spec(name) is None:
+        from torch_checkpointing.default_resharder import DefaultResharder
+
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name])["DTensorResharder"] = DefaultResharder
+    on_cpu()
+    from torchtitan.components.checkpointer.torch_checkpointing import TorchCheckpointingManager
+
+    from bytecheckpoint.torchtitan import BcpCheckpointManager, with_bytecheckpoint
+
+    theirs = TorchCheckpointingManager.Config(enable=True, folder="run", interval=2, keep_latest_k=3)
+    for ours in (
+        _override(theirs, USE + '={"io_threads": 3}'),
+        with_bytecheckpoint(_root(theirs), io_threads=3).checkpoint,
+    ):
+        assert type(ours) is BcpCheckpointManager.Config
+        for field in dataclasses.fields(theirs):
+            assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
+        assert (ours.async_mode, ours.engine.io_threads) == ("async_with_pinned_mem", 3)
+
+    class Other(TorchCheckpointingManager):
+        @dataclasses.dataclass(kw_only=True, slots=True)
+        class Config(TorchCheckpointingManager.Config):
+            pass
+
+    other = Other.Config()
+    assert _override(other) is other
+    job, saved = Job(), None
+    manager = job.manager(ours, folder)
+    for step in range(1, 4):
+        job.step(manager)
+        assert manager.save(step) == (step == 2)
+        saved = job.state() if step == 2 else saved
+    manager.close()
+    other_job = Job(seed=1)
+    manager = other_job.manager(ours, folder)
+    assert manager.load()
+    manager.close()
+    same(other_job.state(), saved)
+
+
+@needs_trainer
+def test_the_manager_for_torch_checkpointing_is_replaced_and_works(tmp_path: Path) -> None:
+    """That of torchtitan 0.3.0 itself neither saves nor loads yet."""
+    pytest.importorskip("torch_checkpointing", reason="torch_checkpointing is not installed: ITS MANAGER IS NOT TESTED")
+    run_ranks(2, _of_torch_checkpointing, str(tmp_path), limit_s=100)
+    (step,) = bytecheckpoint.scan_steps(tmp_path / "run")
+    assert (step.step, step.state, step.is_foreign) == (2, "complete", False)
 
 
 def _command_line() -> None:

@@ -321,6 +321,28 @@ def safetensors() -> Iterator[bytes]:
     yield b'{"weight_map":{"a":"x","a":"y"}, "y": -0.5}'
 
 
+def orbax() -> Iterator[bytes]:
+    """Yields what describes arrays of zarr and trees of Orbax, and indices of files."""
+    yield (
+        b'{"chunks":[4,3],"compressor":{"id":"zstd","level":1},"dimension_separator":".","dtype":"<f4",'
+        b'"fill_value":null,"filters":null,"order":"C","shape":[8,6],"zarr_format":2}'
+    )
+    inner = b'[{"configuration":{"endian":"little"},"name":"bytes"},{"configuration":{"level":3},"name":"zstd"}]'
+    index = b'[{"configuration":{"endian":"little"},"name":"bytes"},{"name":"crc32c"}]'
+    sharded = b'[{"configuration":{"chunk_shape":[2,3],"codecs":%s,"index_codecs":%s},"name":"sharding_indexed"}]'
+    for codecs in (inner, sharded % (inner, index)):
+        yield (
+            b'{"chunk_grid":{"configuration":{"chunk_shape":[4,3]},"name":"regular"},"chunk_key_encoding":'
+            b'{"name":"default"},"codecs":%s,"data_type":"bfloat16","fill_value":0.0,"node_type":"array",'
+            b'"shape":[8,6],"zarr_format":3}'
+        ) % codecs
+    value = b'{"key_metadata":[{"key":"a","key_type":2},{"key":"0","key_type":1}],"value_metadata":{"value_type":"%s"}}'
+    skipped = b'{"key_metadata":[{"key":"b"}],"value_metadata":{"value_type":"Dict","skip_deserialize":true}}'
+    yield b'{"tree_metadata":{"x":%s,"y":%s},"use_zarr3":true,"use_ocdbt":null}' % (value % b"string", skipped)
+    yield b'{"a.0":"text"}'
+    yield struct.pack("<4q", 0, 40, -1, -1)
+
+
 def torch_files() -> Iterator[bytes]:
     """Yields files of torch.save: nested states with views, objects, and what cannot be read."""
 
@@ -415,6 +437,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         "manifest": [*manifests()],
         "manifest_view": [*map(without_pickle, ours())],
         "metadata_file": [*map(without_pickle, ours()), *ours()],
+        "orbax": [*orbax()],
         "pickle_reader": [*pickles(), *standard(), *foreign()],
         "pickle_tree": [*pickles()],
         "safetensors": [*safetensors()],

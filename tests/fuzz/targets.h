@@ -15,6 +15,7 @@ std::string inventory_blob(std::string_view bytes);
 std::string manifest(std::string_view bytes);
 std::string manifest_view(std::string_view bytes);
 std::string metadata_file(std::string_view bytes);
+std::string orbax(std::string_view bytes);
 std::string pickle_reader(std::string_view bytes);
 std::string pickle_tree(std::string_view bytes);
 std::string rank_assignment(std::string_view bytes);
@@ -41,6 +42,7 @@ inline constexpr Target kTargets[] = {
     {"manifest", manifest, mutate_manifest},
     {"manifest_view", manifest_view, mutate_metadata_file},
     {"metadata_file", metadata_file, mutate_metadata_file},
+    {"orbax", orbax},
     {"pickle_reader", pickle_reader, mutate_pickle},
     {"pickle_tree", pickle_tree, mutate_pickle},
     {"rank_assignment", rank_assignment, mutate_assignment},

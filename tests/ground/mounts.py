@@ -116,7 +116,8 @@ _DISK_BYTES = 4 << 30
 KINDS: dict[str, Mount] = {
     "bindfs": _fuse("bindfs", "bindfs", "-f", "{real}", "{at}"),
     "bindfs, O_DIRECT forwarded": _fuse("bindfs", "bindfs", "-f", "--forward-odirect=512", "{real}", "{at}"),
-    "mergerfs": _fuse("mergerfs", "mergerfs", "-f", "{real}", "{at}"),
+    # Creates in a branch with less than 4 GB of room are refused by default, as on a full disk.
+    "mergerfs": _fuse("mergerfs", "mergerfs", "-f", "-o", "minfreespace=0", "{real}", "{at}"),
     "unionfs-fuse": _fuse("unionfs-fuse", "unionfs", "-f", "{real}=RW", "{at}"),
     "sshfs": sshfs(),
     "gocryptfs": _gocryptfs,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
+from support.killed_conversions import SHARD_BYTES, kill_a_conversion
 from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -167,42 +167,37 @@ def test_some_tensors_have_a_dtype_of_their_own(tmp_path: Path, to: Format) -> N
         convert(tmp_path / "ckpt", tmp_path / "other", to=to, spec=LoadSpec(cast={"ids": "int8"}))
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from bytecheckpoint.convert import convert
-from bytecheckpoint.convert.dcp_target import Share
-from bytecheckpoint.convert.safetensors_target import OutputFile
-piece = OutputFile if sys.argv[3] == "safetensors" else Share
-write, left = piece.write, [2]
-def dying(*args):
-    if not left[0]:
-        os.kill(os.getpid(), 9)
-    left[0] -= 1
-    write(*args)
-piece.write = dying
-convert(sys.argv[1], sys.argv[2], to=sys.argv[3], shard_size=100)
-"""
-
-
 @pytest.mark.parametrize("to", ["safetensors", "bcp", "dcp"])
 def test_a_killed_conversion_goes_on_where_it_was(tmp_path: Path, to: Format) -> None:
     wanted = {f"w{i}": torch.full((50,), float(i)) for i in range(4)}
     save_state_dict(tmp_path / "ckpt", wanted, no_dist=True)
     target = tmp_path / "hf"
-    died = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "ckpt", target, to], check=False)
-    assert died.returncode == -signal.SIGKILL
-    assert not target.exists()
+    kill_a_conversion(tmp_path / "ckpt", target, to)
     with pytest.raises(CheckpointExistsError, match="--resume"):
-        convert(tmp_path / "ckpt", target, to=to, shard_size=100)
+        convert(tmp_path / "ckpt", target, to=to, shard_size=SHARD_BYTES)
     with pytest.raises(ConfigError, match="other arguments"):
-        convert(tmp_path / "ckpt", target, to=to, shard_size=100, dtype="bfloat16", resume=True)
-    report = convert(tmp_path / "ckpt", target, to=to, shard_size=100, resume=True, verify=True)
+        convert(tmp_path / "ckpt", target, to=to, shard_size=SHARD_BYTES, dtype="bfloat16", resume=True)
+    report = convert(tmp_path / "ckpt", target, to=to, shard_size=SHARD_BYTES, resume=True, verify=True)
     assert report.num_resumed == 2
     assert_same(read(target), wanted)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "hf"]
     with pytest.raises(CheckpointExistsError, match="in place"):
         convert(tmp_path / "ckpt", target, resume=True)
+
+
+@pytest.mark.parametrize("was_verified", [False, True])
+def test_files_of_an_earlier_run_are_verified_or_written_again(tmp_path: Path, was_verified: bool) -> None:
+    wanted = {f"w{i}": torch.full((50,), float(i)) for i in range(4)}
+    save_state_dict(tmp_path / "ckpt", wanted, no_dist=True)
+    kill_a_conversion(tmp_path / "ckpt", tmp_path / "hf", verify=was_verified)
+    written = sorted((tmp_path / ".hf.converting").glob("*.safetensors"))
+    content = bytearray(written[0].read_bytes())
+    content[-2] ^= 1
+    written[0].write_bytes(content)
+    report = convert(tmp_path / "ckpt", tmp_path / "hf", shard_size=SHARD_BYTES, resume=True, verify=True)
+    assert report.num_resumed == (1 if was_verified else 0)
+    assert_same(read(tmp_path / "hf"), wanted)
+    assert not [*(tmp_path / "hf").glob("*.crc")]
 
 
 def test_one_that_is_interrupted_while_it_is_published_is_not_taken_for_another(

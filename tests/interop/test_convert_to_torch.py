@@ -55,6 +55,35 @@ def test_objects_alone(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "state.pt", weights_only=True) == {"step": 3, "names": ["a", (1, None)]}
 
 
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("beside", [{}, {"w": torch.arange(3.0)}], ids=["alone", "beside tensors"])
+def test_tensors_in_objects_are_storages_of_the_file(tmp_path: Path, beside: dict[str, torch.Tensor]) -> None:
+    shared = torch.arange(24.0).reshape(4, 6)
+    large = torch.randint(0, 256, (20_000_003,), dtype=torch.uint8)  # in three slots
+    every = [torch.arange(256, dtype=torch.uint8).view(getattr(torch, name)) for name in NAMES if name != "bool"]
+    held = (shared, shared.T, shared[1:, ::2], torch.tensor(2.5), torch.zeros(0, 3), large)
+    objects = {"held": held, "every": (*every,), "parameter": (torch.nn.Parameter(shared),)}
+    objects["conj"] = (torch.tensor([1 + 2j]).conj(),)
+    save_state_dict(tmp_path / "ckpt", {**beside, **objects}, no_dist=True)
+    convert(tmp_path / "ckpt", tmp_path / "state.pt", to="torch", verify=True)
+    with zipfile.ZipFile(tmp_path / "state.pt") as archive:
+        assert archive.testzip() is None
+    for mmap in (False, True):
+        got = torch.load(tmp_path / "state.pt", weights_only=True, mmap=mmap)
+        assert_equal({name: got[name] for name in beside}, beside)
+        for name, tensors in objects.items():
+            assert len(got[name]) == len(tensors)
+            for value, wanted in zip(got[name], tensors, strict=True):
+                assert (value.dtype, value.shape, value.stride()) == (wanted.dtype, wanted.shape, wanted.stride())
+                assert (value.requires_grad, type(value)) == (wanted.requires_grad, type(wanted))
+                assert _bits(value).equal(_bits(wanted))
+        got["held"][0][0, 0] = 7
+        assert got["held"][1][0, 0] == 7  # still one storage
+
+
 def test_cast_and_renamed_over_several_slots(tmp_path: Path) -> None:
     tensors = {f"l.{i}": torch.randn(1_000_003 + i) for i in range(8)}
     save_state_dict(tmp_path / "ckpt", {"model": tensors}, no_dist=True)

@@ -93,7 +93,7 @@ def test_a_flipped_byte_is_found(step: Path) -> None:
 def test_missing_ranks(step: Path) -> None:
     (last,) = step.glob("*zero_pp_rank_1_*optim_states.pt")
     last.unlink()
-    with pytest.raises(CheckpointError, match=r"files of ranks are missing|is in two groups|has no part of"):
+    with pytest.raises(CheckpointError, match=r"of 2 ranks, (but there are files|and of optimizers) of 1"):
         bytecheckpoint.read(step)
 
 
@@ -181,3 +181,84 @@ def test_parts_that_do_not_fit(tmp_path: Path, key: str, value: list[object], wh
     torch.save(changed, path)
     with pytest.raises(CorruptCheckpointError, match=why):
         bytecheckpoint.read(tmp_path / "global_step3")
+
+
+UNIVERSAL = [kind for kind in KINDS if (run_of(kind) / "global_step3_universal").exists()]
+
+
+@pytest.mark.parametrize("kind", UNIVERSAL)
+def test_a_universal_checkpoint(kind: str) -> None:
+    """It has what the step has that it was made of, and each value in a file of its own."""
+    stored, step = (bytecheckpoint.read(run_of(kind) / name) for name in ("global_step3_universal", "global_step3"))
+    names = {name for name in step if name.startswith(("module.", "optimizer."))}
+    assert names == {name for name in stored if name.startswith(("module.", "optimizer.")) and name[-5:] != ".step"}
+    for name in names:
+        assert stored[name].dtype == step[name].dtype, name
+        assert torch.equal(stored[name], step[name]), name
+    report = bytecheckpoint.verify(run_of(kind) / "global_step3_universal")
+    assert not report.problems
+    assert report.bytes_unchecked == 0
+
+
+@pytest.fixture(params=UNIVERSAL)
+def universal(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    shutil.copytree(run_of(request.param) / "global_step3_universal", tmp_path / "universal")
+    return tmp_path / "universal"
+
+
+def test_damage_of_a_universal_checkpoint(universal: Path, tmp_path: Path) -> None:
+    path = universal / "zero" / "embed.weight" / "exp_avg.pt"
+    stored = bytecheckpoint.read(universal)["optimizer.embed.weight.exp_avg"]
+    content = bytearray(path.read_bytes())
+    content[content.index(bytes(stored[-1, -2:].view(torch.uint8)))] ^= 1
+    path.write_bytes(content)
+    (problem,) = bytecheckpoint.verify(universal).problems
+    assert "optimizer.embed.weight.exp_avg" in problem.fqns
+    with pytest.raises(CorruptCheckpointError, match=r"zero/embed\.weight/exp_avg\.pt"):
+        convert(universal, tmp_path / "out", spec=bytecheckpoint.LoadSpec(include=["optimizer.embed.weight.exp_avg"]))
+    torch.save({"param": torch.zeros(3, 3)}, path)
+    with pytest.raises(CorruptCheckpointError, match=r"exp_avg\.pt has the shape \[3, 3\], wanted \[11, 5\]"):
+        bytecheckpoint.read(universal)
+    path.unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"zero/embed\.weight/exp_avg\.pt is missing, which zero/"):
+        bytecheckpoint.read(universal)
+    torch.save({"param": torch.tensor(0.0)}, path)
+    with pytest.raises(CorruptCheckpointError, match=r"zero/embed\.weight/exp_avg\.pt has one number, but zero/"):
+        bytecheckpoint.read(universal)
+    path.unlink()
+    (universal / "zero" / "embed.weight" / "fp32.pt").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"zero/embed\.weight/fp32\.pt is missing"):
+        bytecheckpoint.read(universal)
+
+
+def test_what_file_managers_leave_is_no_parameter(universal: Path) -> None:
+    whole = bytecheckpoint.read(universal)
+    stored = {name: whole[name] for name in whole if name.startswith("module.")}
+    parameter = universal / "zero" / "embed.weight"
+    for name in (".DS_Store", "notes.txt", "._fp32.pt"):
+        (universal / "zero" / name).write_bytes(b"no checkpoint")
+        (parameter / name).write_bytes(b"no checkpoint")
+    shutil.copytree(parameter, universal / "zero" / ".ipynb_checkpoints")
+    again = bytecheckpoint.read(universal)
+    assert {name for name in again if name.startswith("module.")} == {*stored}
+    assert all(torch.equal(again[name], value) for name, value in stored.items())
+
+
+@pytest.mark.parametrize("pair", [("fp32.pt", "exp_avg.pt"), ("exp_avg.pt", "exp_avg_sq.pt")])
+def test_values_of_a_parameter_that_have_changed_places(universal: Path, pair: tuple[str, str]) -> None:
+    swap(*(universal / "zero" / "embed.weight" / name for name in pair))
+    with pytest.raises(CorruptCheckpointError, match="it was written as"):
+        bytecheckpoint.read(universal)
+
+
+def test_files_of_ranks_that_have_changed_places(step: Path) -> None:
+    first, second = sorted(step.glob("*optim_states.pt"))[:2]
+    swap(first, second)
+    with pytest.raises(CorruptCheckpointError, match=rf"{first.name}\): it was written as {second.name}"):
+        bytecheckpoint.read(step)
+
+
+def swap(first: Path, second: Path) -> None:
+    first.rename(first.with_name("aside"))
+    second.rename(first)
+    first.with_name("aside").rename(second)

@@ -36,7 +36,9 @@ SUBFOLDERS = {
         "manifest": {"pickle"},
         "torch": {"archive", "pickle", "manifest"},
         "dcp": {"archive", "pickle", "manifest", "torch"},
-        "safetensors": {"manifest"},
+        "json": set(),
+        "safetensors": {"json", "manifest"},
+        "orbax": {"json"},
     },
     "engine": {
         "open": set(),
@@ -44,7 +46,7 @@ SUBFOLDERS = {
         "save": {"open"},
         "load": {"open"},
         "check": {"open", "commit"},
-        "export": {"save", "load"},
+        "export": {"save", "load", "check"},
         "copy": {"open", "check"},
     },
 }

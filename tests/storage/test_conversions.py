@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.cli_runs import run, start
 from support.equality import assert_equal, blank
+from support.orbax_folder import write_orbax
 from support.seaweedfs import SeaweedFS
 
 from bytecheckpoint import Config, LoadSpec, load_state_dict, save_state_dict, verify
@@ -95,7 +96,15 @@ def checkpoint(client: StoreClient, tmp_path: Path) -> str:
     return client.url
 
 
-SOURCES = [hugging_face, one_file, torch_file, torch_folder, checkpoint]
+def orbax(client: StoreClient, tmp_path: Path) -> str:
+    folder = write_orbax(tmp_path / "orbax", weights(), (64, 16))
+    for path in folder.rglob("*"):
+        if path.is_file():
+            put(client, path, str(path.relative_to(folder)))
+    return client.url
+
+
+SOURCES = [hugging_face, one_file, torch_file, torch_folder, checkpoint, orbax]
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -342,6 +342,32 @@ def test_a_checkpoint_in_a_checkpoint_stays(root: str, client: StoreClient, remo
     assert not client.exists("step-1/.metadata")
 
 
+def test_a_checkpoint_of_another_library_in_a_checkpoint_stays(root: str, client: StoreClient) -> None:
+    save(root, 1, 2)
+    theirs = ["step-1/hf/model.safetensors", "step-1/jax/_METADATA", "step-1/jax/params.w/0.0"]
+    for name in (*theirs, "step-1/logs/out"):
+        client.put(name, b"12345")
+    report = Retention(root, keep_latest=1).prune()
+    assert report.warnings == [
+        f"step-1 was removed, except for {name}, a checkpoint of its own" for name in ("hf", "jax")
+    ]
+    assert of_step_1(client) == theirs
+    save(root, 1)
+    save(root, 3)
+    assert Retention(root, keep_latest=1, remove_foreign=True).prune().warnings == []
+    assert of_step_1(client) == []
+
+
+def test_a_sweep_leaves_a_checkpoint_of_another_library(root: str, client: StoreClient) -> None:
+    client.put("step-1/model.safetensors", b"12345")
+    client.put("step-1/__0_0.distcp", b"12345")
+    save(root, 2)
+    report = Retention(root, keep_latest=1, grace_s=0).prune()
+    assert "only remove_foreign=True removes" in report.skipped[f"{root}/step-1"]
+    assert of_step_1(client) == ["step-1/__0_0.distcp", "step-1/model.safetensors"]
+    assert Retention(root, keep_latest=1, grace_s=0, remove_foreign=True).prune().swept == [f"{root}/step-1"]
+
+
 def test_what_a_load_of_this_process_reads_stays(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     save(root, 1, 2)
     reads, may_go_on = threading.Event(), threading.Event()

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ForkServer", "Meeting", "Outcome", "meet"]
+__all__ = ["ForkServer", "Meeting", "Outcome", "meet", "wait_for"]
 
 TESTS = Path(__file__).parents[1]
 LIMIT_S = 40.0
@@ -160,6 +160,12 @@ def meet(address: bytes) -> Connection:
     peer = socket.socket(socket.AF_UNIX)
     peer.connect(address)
     return Connection(peer.detach())
+
+
+def wait_for(connection: Connection) -> Any:
+    """Returns what the test sends. Whether it was waiting already when strace came changes no count of its reads."""
+    connection.poll(None)
+    return connection.recv()
 
 
 @dataclass(frozen=True)

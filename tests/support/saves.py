@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpReader, BcpWriter, Config
 from bytecheckpoint.errors import CheckpointNotFoundError
-from support.fork_server import meet
+from support.fork_server import meet, wait_for
 
 __all__ = [
     "Attempt",
@@ -109,7 +109,7 @@ def save_when_told(address: bytes, request: SaveRequest) -> Attempt:
     with contextlib.nullcontext() if request.num_ranks == 1 else gloo(request):
         test = meet(address)
         test.send("ready")
-        test.recv()
+        wait_for(test)
         return attempt(request)
 
 
@@ -133,9 +133,9 @@ def save_twice(address: bytes, first: SaveRequest, then: SaveRequest) -> Attempt
     with contextlib.nullcontext() if first.num_ranks == 1 else gloo(first):
         test = meet(address)
         test.send("ready")
-        test.recv()
+        wait_for(test)
         test.send(attempt(first))
-        test.recv()
+        wait_for(test)
         return attempt(then)
 
 
@@ -214,7 +214,7 @@ def load_twice(address: bytes, path: Path) -> dict[int, BaseException]:
     test.send("ready")
     errors: list[dict[int, BaseException]] = []
     for _ in range(2):
-        test.recv()
+        wait_for(test)
         try:
             generation_of(load(BcpReader(path, config=CONFIG)))
             errors.append({})

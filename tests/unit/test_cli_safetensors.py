@@ -57,7 +57,9 @@ def test_verify(folder: Path) -> None:
     assert told["bytes_checked"] == 0
     assert told["bytes_unchecked"] == sum(tensor.nbytes for tensor in weights().values())
     shown = run("verify", str(folder)).output
-    assert "note: safetensors have no checksums: headers, sizes and the index were checked, the elements" in shown
+    assert (
+        "note: files of safetensors have no checksums: headers, sizes and the index were checked, the elements" in shown
+    )
     assert f"{folder}: whole; 4 records in 3 files, 0 bytes compared with their checksums" in shown
     for file in folder.glob("*.safetensors"):
         assert run("verify", str(file), "--allow-unchecked").exit_code == 0

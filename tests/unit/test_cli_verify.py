@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.cli_runs import HOSTILE, as_json, run, save, stock
 
-from bytecheckpoint import Config, verify
+from bytecheckpoint import Config, save_state_dict, verify
 
 ORPHAN = "__7_0.0123456789abcdef.distcp"
 TMP = f".metadata.{'ab' * 16}.tmp"
@@ -206,3 +206,10 @@ def test_a_checkpoint_of_stock_dcp() -> None:
     assert result.exit_code == 0
     assert ": whole; " in result.output
     assert "have none" in result.output
+
+
+def test_a_checkpoint_without_anything_is_whole(tmp_path: Path) -> None:
+    """There is no byte without a checksum in it, either."""
+    save_state_dict(tmp_path / "ckpt", {}, no_dist=True)
+    said = run("verify", str(tmp_path / "ckpt"))
+    assert (said.exit_code, said.stderr) == (0, "")

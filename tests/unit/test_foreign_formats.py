@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from support.cli_runs import run, save
 
 import bytecheckpoint
@@ -19,12 +20,11 @@ from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
 
 # Names in a folder, and what must be said of it.
 FOLDERS = {
-    "a universal checkpoint of DeepSpeed": ["zero/w/fp32.pt", "mp_rank_00_model_states.pt"],
     "a step of Megatron-LM in its format 'torch'": ["mp_rank_00_001/model_optim_rng.pt"],
     "files of the ranks of a job": ["optim_world_size_4_rank_3.pt", "fsdp_config.json"],
-    "a checkpoint of torch_checkpointing": ["metadata.pkl", "model_0.pt"],
-    "arrays of Orbax in an OCDBT database": ["_METADATA", "manifest.ocdbt", "d/abc"],
-    "a checkpoint of Orbax": ["_CHECKPOINT_METADATA", "default/_METADATA"],
+    "files of ranks, as torch_checkpointing writes": ["model_0.pt", "model_1.pt", "trainer_0.pt"],
+    "a folder of Orbax whose arrays are in an OCDBT database": ["_METADATA", "manifest.ocdbt", "d/abc"],
+    "a step of Orbax": ["_CHECKPOINT_METADATA", "default/x"],
     "a group of zarr": ["zarr.json"],
     "a step of nanotron": ["checkpoint_metadata.json", "model_config.json", "model/x"],
     "a checkpoint of PaddlePaddle": ["0.metadata", "0_0.distcp"],
@@ -51,6 +51,15 @@ def test_a_folder(tmp_path: Path, what: str) -> None:
         bytecheckpoint.load_state_dict(folder, {"w": torch.ones(1)}, no_dist=True)
 
 
+def test_a_step_of_verl_is_not_called_one_without_a_model(tmp_path: Path) -> None:
+    put(tmp_path / "run" / "global_step_7", ["model_world_size_1_rank_0.pt", "optim_world_size_1_rank_0.pt"])
+    (step,) = scan_steps(tmp_path / "run")
+    assert step.reason == (
+        "it is files of the ranks of a job, as verl writes, which ls, verify, load and convert take, but no step of a "
+        "run of DCP"
+    )
+
+
 def test_a_run_says_what_its_steps_are(tmp_path: Path) -> None:
     put(tmp_path / "run", ["10/checkpoint_metadata.json", "10/model_config.json", "9/mp_rank_00_model_states.pt"])
     said = run("ls", str(tmp_path / "run"))
@@ -62,6 +71,41 @@ def test_a_run_says_what_its_steps_are(tmp_path: Path) -> None:
     assert "a step of nanotron, which is not read here: " in of_nanotron.reason
     assert not of_nanotron.is_faulty
     assert "DeepSpeed" in run("steps", str(tmp_path / "run")).stdout
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        (["zero/w/fp32.pt"], "a universal checkpoint of DeepSpeed"),
+        (["mp_rank_00_model_states.pt"], "a step of DeepSpeed"),
+        (["zero_pp_rank_0_mp_rank_00_optim_states.pt"], "a step of DeepSpeed"),
+    ],
+)
+def test_a_step_of_deepspeed_that_lacks_files(tmp_path: Path, names: list[str], what: str) -> None:
+    said = run("ls", str(put(tmp_path, names))).stderr
+    assert f"it is {what}, but not whole: a whole one has " in said
+    assert "mp_rank_00_model_states.pt" in said
+
+
+def test_weights_in_the_steps_of_a_run(tmp_path: Path) -> None:
+    put(tmp_path / "run", ["checkpoint-9/pytorch_model-00001-of-00002.bin", "checkpoint-10/trainer_state.json"])
+    step = tmp_path / "run" / "checkpoint-10"
+    save_file({"w": torch.ones(2)}, step / "model.safetensors")
+    weights = "it is a folder of weights, as Hugging Face writes, which ls, verify, load and convert take"
+    assert [each.reason.startswith(weights) for each in scan_steps(tmp_path / "run")] == [True, True]
+    # `latest` knows no such steps, so it is not named.
+    assert run("ls", str(tmp_path / "run")).stderr.endswith(f"pass the folder of one, as '{step}'\n")
+    assert run("ls", str(step)).exit_code == 0
+
+
+def test_a_step_of_orbax_says_what_is_in_it(tmp_path: Path) -> None:
+    put(tmp_path / "run", ["1/_CHECKPOINT_METADATA", "1/state/manifest.ocdbt", "1/state/_METADATA"])
+    (tmp_path / "run" / "2").mkdir()
+    for at in ("run", "run/1"):
+        said = run("ls", str(tmp_path / at)).stderr
+        assert f"it is a step of Orbax; of '{tmp_path}/run/1/state': it is a folder of Orbax whose arrays" in said
+    save_file({"w": torch.ones(2)}, put(tmp_path, ["run/1/text/config.json"]) / "run/1/text/model.safetensors")
+    assert f"it is a step of Orbax: pass '{tmp_path}/run/1/text'" in run("ls", str(tmp_path / "run" / "1")).stderr
 
 
 def test_a_folder_of_nothing_known(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import pkgutil
+import re
 import signal
 import sys
 import threading
@@ -80,7 +81,7 @@ def modules() -> list[ModuleType]:
     names = [
         name
         for _, name, _ in pkgutil.walk_packages(bytecheckpoint.__path__, "bytecheckpoint.")
-        if ".torchtitan" not in name and ".olmo" not in name and "__main__" not in name
+        if not re.search(r"\.torchtitan|\.olmo|\.megatron|__main__", name)  # these need their libraries
     ]
     return [importlib.import_module(name) for name in names]
 

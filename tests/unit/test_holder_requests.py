@@ -65,7 +65,7 @@ def test_requests_at_random(requests: list[tuple[dict[str, Any], bool]]) -> None
     holder.answer(0, {"op": "delete", "names": names, "spares": False}, None)
     assert holder.num_bytes == 0
     holder.close()
-    assert descriptors() == before
+    assert descriptors() <= before  # what earlier tests have left may go meanwhile
 
 
 def test_times_are_in_the_order_of_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_messages_that_are_none() -> None:
             receive(theirs)
         for fd in fds:
             os.close(fd)
-        assert descriptors() == before
+        assert descriptors() <= before  # what earlier tests have left may go meanwhile
         send(ours, {"op": "x" * 100_000})
         received = receive(theirs)
         assert received is not None

@@ -81,11 +81,12 @@ def test_in_a_daemon_thread_at_the_end_of_the_interpreter(
         if seen >= SURELY:
             break
     assert seen >= SURELY, found.said
-    for _ in range(TRIES):
-        went_on = []
+    for trial in range(TRIES):
+        went_on, folder = [], tmp_path / f"try_{trial}"  # where no earlier save has died, which would be said
+        folder.mkdir()
         for begin in range(0, len(places), AT_ONCE):
             some = places[begin : begin + AT_ONCE]
-            ended = ending_ranks.run(len(some), lives.be_inside, tmp_path, ready, some, begin > 0, frees_modules=True)
+            ended = ending_ranks.run(len(some), lives.be_inside, folder, ready, some, begin > 0, frees_modules=True)
             # If the thread got the GIL back in time, because the main thread was asleep, the place is tried again.
             for place, one in zip(some, ended, strict=True):
                 is_again = one.said.startswith("went on")

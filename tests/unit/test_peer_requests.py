@@ -131,7 +131,7 @@ def test_frames_at_random(served: Served) -> None:
             assert [peer.get(name) for name in KEPT] == [b"kept", b"kept"]
         served.ask("delete", names=[*stayed], spares=False)
         wait_until(lambda: served.service.num_connections == 0)
-        assert descriptors() == before
+        assert descriptors() <= before  # what earlier tests have left may go meanwhile
 
     look()
     assert outcomes["stayed"] >= 20, "the examples do not reach the objects"
@@ -149,4 +149,4 @@ def test_bytes_of_nobody(served: Served, data: bytes, starts: bytes) -> None:
     wait_until(lambda: served.service.num_connections == 0)
     assert served.names() == KEPT
     assert [*served.holder._peers] == [0]
-    assert descriptors() == before
+    assert descriptors() <= before  # what earlier tests have left may go meanwhile

@@ -222,6 +222,82 @@ def test_a_checkpoint_in_a_checkpoint_stays(run: RunFolder, mark: str) -> None:
     assert (inner / mark).exists()
 
 
+OF_OTHERS = [
+    "model.safetensors",
+    "pytorch_model.bin",
+    "mp_rank_00_model_states.pt",
+    "model_world_size_2_rank_0.pt",
+    "metadata.pkl",
+    "_METADATA",
+    "manifest.ocdbt",
+    "w/.zarray",
+    "zero/embed.weight/fp32.pt",
+    "mp_rank_00/model_optim_rng.pt",
+]
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_a_checkpoint_of_another_library_in_a_checkpoint_stays(run: RunFolder, name: str) -> None:
+    run.complete(1, 2)
+    theirs = run.path(1) / "export" / name
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    (run.path(1) / "logs").mkdir()
+    report = Retention(run.root, keep_latest=1).prune()
+    assert report.warnings == ["step-1 was removed, except for export: it is a checkpoint of its own"]
+    assert theirs.exists()
+    assert Retention(run.root, keep_latest=1, grace_s=0).prune().removed == []
+    shutil.move(run.path(1), run.root / "kept")
+    run.complete(1)
+    shutil.move(run.root / "kept/export", run.path(1))
+    assert left_by(run, keep_latest=1, remove_foreign=True) == [2]
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+@pytest.mark.parametrize("left", ["__0_0.distcp", DEAD_TMP])
+def test_a_sweep_leaves_a_checkpoint_of_another_library(run: RunFolder, name: str, left: str) -> None:
+    """What a save of DCP has left beside it tells nothing of it."""
+    theirs = run.path(1) / name
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    (run.path(1) / left).touch()
+    run.complete(2)
+    report = Retention(run.root, keep_latest=1, grace_s=0).prune()
+    assert theirs.exists()
+    assert "which only remove_foreign=True removes" in report.skipped[str(run.path(1))]
+    assert left_by(run, keep_latest=1, grace_s=0, remove_foreign=True) == [2]
+
+
+def test_a_checkpoint_of_another_library_in_a_part_of_a_step_stays(run: RunFolder) -> None:
+    model = run.path(1) / "model"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").touch()
+    (model / "__0_0.distcp").touch()
+    run.complete(2)
+    report = Retention(run.root, keep_latest=1, grace_s=0).prune()
+    assert "model/model.safetensors of another library is in it" in report.skipped[str(run.path(1))]
+    assert left_by(run, keep_latest=1, grace_s=0, remove_foreign=True) == [2]
+
+
+def test_a_removal_that_was_interrupted_goes_on_whatever_is_there(run: RunFolder) -> None:
+    """What lay beside a checkpoint of ours had been given up with it."""
+    run.half(1)
+    (run.path(1) / "model.safetensors").touch()
+    run.complete(2)
+    assert left_by(run, keep_latest=1, grace_s=0) == [1, 2]
+    (run.path(1) / DEAD_TMP).write_bytes(_core.REMOVAL_NOTE)
+    assert left_by(run, keep_latest=1) == [2]
+
+
+def test_a_file_beside_a_step_of_dcp_keeps_no_checkpoint(run: RunFolder) -> None:
+    run.complete(1, 2)
+    dcp.save(small_state(), checkpoint_id=run.path(1), no_dist=True)
+    run.age(1, DAY_S)
+    for name in ("trainer_state.json", "model.safetensors", "commit_success.txt"):
+        (run.path(1) / name).touch()
+    assert left_by(run, keep_latest=1) == [2]
+
+
 def test_others_stay_if_asked(run: RunFolder) -> None:
     run.complete(1, 2)
     (run.path(1) / "config.json").touch()

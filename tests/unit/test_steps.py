@@ -16,7 +16,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from unit.run_folder import DEAD_TMP, RunFolder, save_at, small_state
 
-from bytecheckpoint import Retention, StepFolder, scan_steps
+from bytecheckpoint import Retention, StepFolder, latest, scan_steps
 from bytecheckpoint.errors import CheckpointBusyError, ConfigError, StorageError
 from bytecheckpoint.native import _core
 
@@ -167,7 +167,7 @@ def test_deep_sees_what_lies_within(run: RunFolder) -> None:
 
 def test_unknown(run: RunFolder) -> None:
     run.path(1).mkdir()
-    (run.path(1) / "model.safetensors").touch()
+    (run.path(1) / "notes.txt").touch()
     run.path(2).mkdir()
     (run.path(2) / "model").mkdir()
     run.complete(3)
@@ -260,3 +260,12 @@ def test_needs_no_torch(run: RunFolder) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["2", "1", "False"]
+
+
+def test_a_pattern_whose_group_is_no_number_is_no_empty_run(tmp_path: Path) -> None:
+    """A job would begin at 0 beside its checkpoints."""
+    (tmp_path / "epoch_7").mkdir()
+    for pattern in (r"(epoch)_\d+", r"(?:step_(\d+)|epoch_(\d+))"):
+        with pytest.raises(ConfigError, match=r"its first group is .*, which is no number of a step"):
+            latest(tmp_path, pattern=pattern)
+    assert latest(tmp_path / "none", pattern=r"(epoch)_\d+") is None

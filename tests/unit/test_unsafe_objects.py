@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config
-from bytecheckpoint.errors import ConfigError, UnsafeObjectError
+from bytecheckpoint.contents.safe_objects import load_plain_data
+from bytecheckpoint.errors import ConfigError, CorruptCheckpointError, UnsafeObjectError
 
 
 class Schedule:
@@ -112,3 +115,28 @@ def test_an_error_for_a_tensor_of_a_class_of_the_user_leaves_nothing(tmp_path: P
 def test_a_wrong_word_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="warn, error, allow"):
         BcpWriter(tmp_path, unsafe_objects="perhaps")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_damaged_archives_that_torch_reads(method: int) -> None:
+    """Whatever byte is damaged, the value is as it was, or the error says that it is damaged."""
+    value = (torch.arange(50), "text")
+    saved, packed = io.BytesIO(), io.BytesIO()
+    torch.save(value, saved)
+    with zipfile.ZipFile(saved) as old, zipfile.ZipFile(packed, "w", method) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    whole = packed.getvalue()
+    assert load_plain_data("w", bytearray(whole), Config())[0].equal(value[0])
+    num_refused = 0
+    for at in range(0, len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x10
+        try:
+            got = load_plain_data("w", damaged, Config())
+        except (CorruptCheckpointError, UnsafeObjectError):
+            num_refused += 1
+        else:
+            assert got[0].equal(value[0])
+            assert got[1:] == value[1:]
+    assert num_refused > 100

@@ -26,7 +26,7 @@ from typing import Any
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.storage.in_use import unheld
-from bytecheckpoint.storage.names import is_data, is_mark
+from bytecheckpoint.storage.names import is_data, is_mark, is_of_other_library
 from bytecheckpoint.storage.object_store.client import StoreClient
 from bytecheckpoint.storage.object_store.entries import Entry, is_tombstone
 from bytecheckpoint.storage.object_store.marks import named_files
@@ -54,12 +54,14 @@ class StoreRemoval:
 
     Args:
         remove_others: See ``removal_in``.
+        remove_foreign: See ``removal_in``.
         grace_s: See ``removal_in``.
         config: See ``removal_in``.
     """
 
-    def __init__(self, *, remove_others: bool, grace_s: float, config: Config | None) -> None:
+    def __init__(self, *, remove_others: bool, remove_foreign: bool, grace_s: float, config: Config | None) -> None:
         self._remove_others = remove_others
+        self._remove_foreign = remove_foreign
         self._grace_s = grace_s
         self._config = config
         self._now: datetime | None = None
@@ -81,12 +83,18 @@ class StoreRemoval:
             return False
         return changed is None or (self._now - changed).total_seconds() >= self._grace_s
 
+    def has_begun(self, folder: StepFolder) -> bool:
+        """See ``StepRemoval``. A tombstone that no save has put says so."""
+        client, name = place_in_store(folder.path)
+        with storage_errors("list", folder.path):
+            return any(each.is_tombstone and not each.is_claim for each in client.everything(name))
+
     def bytes_of(self, folder: StepFolder) -> int:
         """See ``StepRemoval``, if no save may be writing there."""
         client, name = place_in_store(folder.path)
         parts = [joined(name, component) for component in folder.components] or [name]
         with storage_errors("list", folder.path):
-            every, _ = _without_nested(client.everything(name), parts)
+            every, _ = _without_nested(client.everything(name), name, parts, self._remove_foreign)
         return sum(each.num_bytes for each in _going(every, [name, *parts], self._remove_others))
 
     def secure(self, kept: Sequence[StepFolder], going: Sequence[StepFolder]) -> list[str]:
@@ -94,7 +102,12 @@ class StoreRemoval:
 
     def remove(self, folder: StepFolder) -> Outcome:
         try:
-            return _remove_folder(folder, remove_others=self._remove_others, grace_s=self._grace_s)
+            return _remove_folder(
+                folder,
+                remove_others=self._remove_others,
+                remove_foreign=self._remove_foreign,
+                grace_s=self._grace_s,
+            )
         except (CheckpointError, OSError) as error:
             return Outcome(failures=[str(error)])
 
@@ -112,12 +125,13 @@ class StoreRemoval:
         return failures
 
 
-def _remove_folder(folder: StepFolder, *, remove_others: bool, grace_s: float) -> Outcome:
+def _remove_folder(folder: StepFolder, *, remove_others: bool, remove_foreign: bool, grace_s: float) -> Outcome:
     """Removes a step folder that holds a checkpoint, or what is left of one, if it is as it was when it was looked at.
 
     Args:
         folder: The folder, as it was when it was looked at.
         remove_others: Whether to remove objects that are not of a checkpoint, too.
+        remove_foreign: Whether to remove checkpoints of other libraries below the folder, too.
         grace_s: Seconds. A data file that the checkpoint does not name stays if it is younger.
 
     Raises:
@@ -128,7 +142,7 @@ def _remove_folder(folder: StepFolder, *, remove_others: bool, grace_s: float) -
     client, name = place_in_store(folder.path)
     # In the reverse of the order in which a save commits them: the model first.
     parts = [joined(name, component) for component in folder.components[::-1]] or [name]
-    every, nested = _without_nested(client.everything(name), parts)
+    every, nested = _without_nested(client.everything(name), name, parts, remove_foreign)
     versions = {part: {mark: client.head(mark) for mark in _marks_of(part, every)} for part in parts}
     named = set(named_files(client, [mark for of_part in versions.values() for mark in of_part], strict=False))
     if tuple(inspect_step(folder.path)["save_ids"]) != folder.save_ids:
@@ -229,13 +243,26 @@ def _unbury(client: StoreClient, mark: str, tombstone: Mapping[str, Any]) -> Non
         client.delete_once(mark)
 
 
-def _without_nested(every: list[Entry], parts: list[str]) -> tuple[list[Entry], list[str]]:
-    """Leaves out what is below a folder with a commit mark that is none of ``parts``; returns these folders, too."""
-    marks = [each.name for each in every if is_mark(each.name) and not each.is_tombstone]
-    marked = {name.rpartition("/")[0] for name in marks}
-    nested = sorted(marked - {*parts})
+def _without_nested(
+    every: list[Entry], step: str, parts: list[str], remove_foreign: bool
+) -> tuple[list[Entry], list[str]]:
+    """Leaves out what is below folders that hold a checkpoint and are none of ``parts``; returns these, too."""
+    there = [each.name for each in every if not each.is_tombstone]
+    tells = [name for name in there if is_mark(name) and name.rpartition("/")[0] not in parts]
+    tells += [name for name in there if not remove_foreign and is_of_other_library(name.rpartition("/")[2])]
+    nested = sorted({_first_below(name, [*parts, step]) for name in tells} - {""})
     below_nested = tuple(f"{place}/" for place in nested)
     return [each for each in every if not each.name.startswith(below_nested)], nested
+
+
+def _first_below(name: str, places: list[str]) -> str:
+    """Returns the folder of an object right below the first place that it is below; "" if it is right in that.
+
+    All of it stays: other libraries spread a checkpoint over folders, as Orbax does with arrays.
+    """
+    above = next(prefix for prefix in (f"{place}/" if place else "" for place in places) if name.startswith(prefix))
+    folder, has_folder, _ = name[len(above) :].partition("/")
+    return above + folder if has_folder else ""
 
 
 def _going(every: list[Entry], folders: list[str], remove_others: bool) -> list[Entry]:

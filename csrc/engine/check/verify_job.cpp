@@ -250,7 +250,7 @@ base::Result<VerifyReport> verify_files(const VerifyOptions& options,
   if (opened.is_ok()) {
     BCP_RETURN_IF_ERROR(Verifier(options, progress, nullptr, &report).verify_foreign(opened.value(), {}));
     if (report.bytes_checked == 0) {
-      report.notes.push_back(text(opened.value().foreign->format,
+      report.notes.push_back(text("files of ", opened.value().foreign->format,
                                   " have no checksums: headers, sizes and the index were checked, the elements were "
                                   "not"));
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/commit/removal.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -42,6 +44,14 @@ Status Removal::check_right() {
                       directory_->path());
 }
 
+Status Removal::write_note() {
+  if (!tmp_.file().is_open()) return Status::ok();
+  Status written = tmp_.file().write_at(kRemovalNote.data(), static_cast<int64_t>(kRemovalNote.size()), 0);
+  if (written.is_ok()) written = tmp_.file().sync();
+  const bool is_full = written.sys_errno() == ENOSPC || written.sys_errno() == EDQUOT;
+  return is_full ? Status::ok() : written;  // removing is what frees space
+}
+
 base::Result<int64_t> Removal::remove_marks() {
   BCP_RETURN_IF_ERROR(check_right());
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, directory_->list());
@@ -55,6 +65,7 @@ base::Result<int64_t> Removal::remove_marks() {
   std::sort(marks.begin(), marks.end(), [](const auto& a, const auto& b) {
     return std::make_pair(!a.first.has_value(), a.first) < std::make_pair(!b.first.has_value(), b.first);
   });
+  BCP_RETURN_IF_ERROR(write_note());
   int64_t bytes = 0;
   for (const auto& [scope, name] : marks) {
     BCP_ASSIGN_OR_RETURN(const io::OpenDirectory::Entry mark, directory_->entry(name));
@@ -73,17 +84,19 @@ Status Removal::finish() {
 }
 
 base::Result<io::RemovalOutcome> remove_entry(const io::OpenDirectory& in, const std::string& name, Removal* right,
-                                              const std::function<Status()>& may_go_on, bool dry_run) {
+                                              const std::function<Status()>& may_go_on, const RemovalOptions& options) {
   io::RemovalRules rules;
-  rules.dry_run = dry_run;
+  rules.dry_run = options.dry_run;
   rules.may_go_on = [&] {
     if (right != nullptr) BCP_RETURN_IF_ERROR(right->check_right());
     return may_go_on();
   };
-  rules.stays = [](const std::string& file) {
+  rules.stays = [&](const std::string& file) {
     const size_t metadata = file.size() - std::min(file.size(), kMetadataName.size());
+    const auto fits = [&](const std::string& glob) { return ::fnmatch(glob.c_str(), file.c_str(), 0) == 0; };
     return file == kMetadataName ||
-           (file.compare(0, 2, "__") == 0 && file.compare(metadata, file.npos, kMetadataName) == 0);
+           (file.compare(0, 2, "__") == 0 && file.compare(metadata, file.npos, kMetadataName) == 0) ||
+           std::any_of(options.stays.begin(), options.stays.end(), fits);
   };
   return io::remove_entry(in, name, rules);
 }

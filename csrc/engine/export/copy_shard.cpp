@@ -5,6 +5,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include "csrc/engine/check/foreign_check.h"
+#include "csrc/io/directory.h"
+
 namespace bytecheckpoint::engine {
 namespace {
 
@@ -26,11 +29,14 @@ class Copier {
       : options_(options),
         checkpoint_(std::move(checkpoint)),
         view_(view),
-        reader_(options.reading, checkpoint_, view, options.convert, options.computed) {}
+        reader_(options.reading, checkpoint_, view, options.convert, options.computed) {
+    if (options.checksums != nullptr) reader_.follow(options.checksums);
+  }
 
   base::Result<format::WriteResult> copy(const ShardToCopy& shard, SaveJob* job) {
     BCP_RETURN_IF_ERROR(add_tensors(shard.tensors));
     BCP_RETURN_IF_ERROR(add_records(shard.as_is));
+    BCP_RETURN_IF_ERROR(check_records(shard.as_is));
     std::vector<RecordToFill> to_fill;
     for (const Piece& piece : pieces_) {
       to_fill.push_back({piece.fqn, &piece.box, piece.kind, piece.dtype, piece.bytes});
@@ -98,6 +104,29 @@ class Copier {
       }
     }
     return check_extents(options_.reading.directory, *checkpoint_, chunks);
+  }
+
+  /// Compares records that are copied as they are, such as archives, with the checksums that another writer has put
+  /// into them. They are read for that alone: only the runs of tensors are followed. \returns kCorrupt.
+  Status check_records(const std::vector<std::string>& fqns) const {
+    const bool has_checksums =
+        checkpoint_->foreign.has_value() && checkpoint_->foreign->format == std::string_view("dcp");
+    if (fqns.empty() || !options_.reading.verify || !has_checksums) return Status::ok();
+    format::Manifest copied;
+    copied.files = checkpoint_->files;
+    copied.foreign = checkpoint_->foreign;
+    for (const std::string& fqn : fqns) copied.items.push_back(*checkpoint_->find(fqn));
+    const std::string& directory = options_.reading.directory;
+    BCP_ASSIGN_OR_RETURN(const ForeignCheck checked,
+                         check_foreign_records(directory, copied, options_.reading.num_io_threads,
+                                               [this](int64_t, int64_t) { return options_.progress(done_); }));
+    if (checked.problems.empty()) return Status::ok();
+    const Problem& first = checked.problems.front();
+    const std::string path = io::join(directory, first.file);
+    return Status::make(Code::kCorrupt,
+                        text("while copying '", first.fqns.empty() ? fqns.front() : first.fqns.front(), "': read(",
+                             path, ", offset=", first.offset, ", ", first.bytes, " bytes): ", first.message),
+                        path);
   }
 
   Status want(const Piece& piece, int64_t begin, int64_t end, uint8_t* to) {

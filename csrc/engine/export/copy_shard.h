@@ -35,6 +35,7 @@ struct CopyOptions {
   SaveOptions saving;
   ConvertElements convert;                   // needed where a dtype differs from the stored one
   std::unordered_set<std::string> computed;  // names of tensors whose elements all go through `convert`
+  StoredChecksums* checksums = nullptr;      // which the runs follow, if any
   /// Called in the calling thread with the bytes of elements and records that were copied so far; false ends it with
   /// kCancelled.
   std::function<bool(int64_t)> progress;

@@ -45,8 +45,12 @@ class ElementReader {
   /// \param computed    Names of tensors whose elements all go through `convert`.
   ElementReader(LoadOptions options, std::shared_ptr<const format::Manifest> checkpoint, const CheckpointView* view,
                 ConvertElements convert, const std::unordered_set<std::string>& computed)
-      : convert_(std::move(convert)), computed_(computed), reader_(std::move(options), std::move(checkpoint), view) {}
+      : convert_(std::move(convert)),
+        computed_(computed),
+        reader_(in_short_runs(std::move(options)), std::move(checkpoint), view) {}
 
+  /// See `RowMajorReader::follow`.
+  void follow(StoredChecksums* checksums) { reader_.follow(checksums); }
   /// Finds where the tensors are; called once. \returns what `RowMajorReader::locate` returns; kInvalidArgument also
   /// for a dtype that is not plain.
   base::Status locate(const std::vector<TensorToRead>& tensors);
@@ -70,6 +74,12 @@ class ElementReader {
     std::vector<uint8_t> memory;
     ElementsToConvert elements;
   };
+
+  /// A run ends when its last segment is checked and copied, and meanwhile nothing is read: so segments are short.
+  static LoadOptions in_short_runs(LoadOptions options) {
+    options.segment_bytes = 2 << 20;
+    return options;
+  }
 
   const ConvertElements convert_;
   const std::unordered_set<std::string>& computed_;

@@ -26,7 +26,9 @@ class Exporter {
       : options_(options),
         frame_(frame),
         file_bytes_(frame.file_bytes),
-        reader_(options.reading, std::move(checkpoint), view, options.convert, options.computed) {}
+        reader_(options.reading, std::move(checkpoint), view, options.convert, options.computed) {
+    if (options.checksums != nullptr) reader_.follow(options.checksums);
+  }
 
   Status locate(const std::vector<TensorToRead>& tensors) {
     BCP_RETURN_IF_ERROR(reader_.locate(tensors));
@@ -90,7 +92,7 @@ class Exporter {
       for (io::WriteRequest& request : filled) {
         uint8_t* const bytes = ring->slot(request.slot);
         BCP_RETURN_IF_ERROR(complete(request.offset, request.offset + request.size, bytes));
-        *crc = base::crc32(*crc, bytes, static_cast<size_t>(request.size));
+        if (options_.needs_crc) *crc = base::crc32(*crc, bytes, static_cast<size_t>(request.size));
         writer->submit(std::move(request));
       }
       if (!options_.progress(begin))
@@ -119,17 +121,17 @@ class Exporter {
       const int64_t gap_end = is_last ? file_bytes_ : frame_.offsets[current_];
       if (gap_begin >= end) return Status::ok();
       if (gap_end > begin && gap_end > gap_begin) {
-        const std::string bytes = frame_.before(current_, crcs_);
-        if (static_cast<int64_t>(bytes.size()) != gap_end - gap_begin) {
+        if (gap_begin >= begin) gap_ = frame_.before(current_, crcs_);
+        if (static_cast<int64_t>(gap_.size()) != gap_end - gap_begin) {
           return Status::make(Code::kInvalidArgument,
-                              text(bytes.size(), " bytes for a gap from ", gap_begin, " to ", gap_end));
+                              text(gap_.size(), " bytes for a gap from ", gap_begin, " to ", gap_end));
         }
         const int64_t from = std::max(begin, gap_begin), to = std::min(end, gap_end);
-        std::memcpy(slot + (from - begin), bytes.data() + (from - gap_begin), static_cast<size_t>(to - from));
+        std::memcpy(slot + (from - begin), gap_.data() + (from - gap_begin), static_cast<size_t>(to - from));
       }
       if (is_last) return Status::ok();
       const int64_t from = std::max(begin, frame_.offsets[current_]), to = std::min(end, ends_[current_]);
-      if (from < to)
+      if (from < to && frame_.needs_crcs)
         crcs_[current_] = base::crc32(crcs_[current_], slot + (from - begin), static_cast<size_t>(to - from));
       if (ends_[current_] > end) return Status::ok();
     }
@@ -142,6 +144,7 @@ class Exporter {
   std::vector<int64_t> ends_;   // of each tensor in the file
   std::vector<uint32_t> crcs_;  // of each tensor, as far as the file is filled
   size_t current_ = 0;          // the tensor in which, or before which, the file is filled next
+  std::string gap_;             // what is before it, perhaps in several slots
 };
 
 }  // namespace

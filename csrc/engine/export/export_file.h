@@ -20,8 +20,9 @@ struct FileFrame {
   std::vector<int64_t> offsets;  // of the first element of each tensor; multiples of the size of an element
   int64_t file_bytes = 0;
   /// Returns the bytes between tensor `number - 1` and tensor `number`. The first are those before all tensors, the
-  /// last those behind them. `crcs` has the CRC of each tensor before.
+  /// last those behind them. `crcs` has the CRC of each tensor before, if they are needed.
   std::function<std::string(size_t number, const std::vector<uint32_t>& crcs)> before;
+  bool needs_crcs = false;  // of tensors, for `before`
 };
 
 /// How a file is written.
@@ -30,9 +31,11 @@ struct ExportOptions {
   std::string path;     // of the new file
   bool direct_io = true;
   int num_io_threads = 2;         // threads that write
+  bool needs_crc = true;          // of the file
   int64_t ring_bytes = 32 << 20;  // memory for what is written; what is read takes `reading.ring_bytes` in addition
   ConvertElements convert;        // needed where a dtype differs from the stored one
   std::unordered_set<std::string> computed;  // names of tensors whose elements all go through `convert`
+  StoredChecksums* checksums = nullptr;      // which the runs follow, if any
   /// Called in the calling thread with the bytes that were filled so far; false ends the export with kCancelled.
   std::function<bool(int64_t)> progress;
 };
@@ -40,7 +43,7 @@ struct ExportOptions {
 /// What was written.
 struct ExportedFile {
   int64_t bytes = 0;
-  uint32_t crc = 0;  // of all bytes of the file
+  uint32_t crc = 0;  // of all bytes of the file; 0 if nobody needs it
 };
 
 /// Writes a file of another format from a checkpoint, front to back:

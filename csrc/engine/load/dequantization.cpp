@@ -168,7 +168,7 @@ Status place_codes(const RecordView& view, const Dims& sizes, TensorPlace* place
   int64_t numel = 0, record_numel = 0;
   const bool is_all = tensor::checked_numel(sizes, &numel) && tensor::checked_numel(record_sizes, &record_numel) &&
                       numel == record_numel;
-  if (!is_all) place->data_crc.reset();
+  place->fills_stretch = place->fills_stretch && is_all;
   codes->first = viewed.offset;
   place->dtype = chunk.how->values;
   place->strides = std::move(viewed.strides);

@@ -57,7 +57,7 @@ int Destinations::any_device() const {
 bool Destinations::is_plain() const {
   const std::vector<Destination>& all = phases_.first().destinations;
   return std::none_of(all.begin(), all.end(), [](const Destination& to) {
-    return to.quantized != nullptr || to.on_device != nullptr || to.data_crc.has_value();
+    return to.quantized != nullptr || to.on_device != nullptr || to.stretch.has_value();
   });
 }
 
@@ -80,15 +80,15 @@ Status Destinations::check(const uint8_t* slot, const planner::ReadSegment& segm
 
 Status Destinations::scatter(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
                              const SourceFile& file) {
-  return scatter_.run(&phases_.first(), slot, segment, bytes, file, verify_ ? &checksums_ : nullptr);
+  return scatter_.run(&phases_.first(), slot, segment, bytes, file, verify_ ? &checksums() : nullptr);
 }
 
 Status Destinations::check_archives() {
-  return checksums_.check(phases_.first(), manifest_, directory_);
+  return checksums().check(manifest_, directory_);
 }
 
 bool Destinations::begin_next_phase() {
-  checksums_.clear();
+  own_.clear();
   if (phases_.begin_next()) return true;
   scatter_.clear();
   return false;
@@ -96,7 +96,7 @@ bool Destinations::begin_next_phase() {
 
 void Destinations::clear() {
   phases_.clear();
-  checksums_.clear();
+  own_.clear();
   scatter_.clear();
 }
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "csrc/base/status.h"
-#include "csrc/engine/load/archive_checksums.h"
 #include "csrc/engine/load/load_phases.h"
 #include "csrc/engine/load/scatter.h"
+#include "csrc/engine/load/stored_checksums.h"
 #include "csrc/engine/load/tensor_place.h"
 #include "csrc/engine/open/source_file.h"
 #include "csrc/format/manifest/manifest.h"
@@ -23,7 +23,7 @@ namespace bytecheckpoint::engine {
 ///
 ///     add_*            what is added is sorted into phases (`load_phases.h`): scales come before their codes
 ///     check, scatter   bytes of a slot, to all memory of the first phase that wants some (`scatter.h`)
-///     check_archives   once all of the phase is there (`archive_checksums.h`)
+///     check_archives   once all of the phase is there (`stored_checksums.h`)
 ///
 /// Not thread-safe, but see `is_plain`.
 class Destinations {
@@ -33,6 +33,12 @@ class Destinations {
   /// no blocks.
   Destinations(std::string directory, const format::Manifest& manifest, bool verify);
 
+  /// Follows the checksums of all that is read, in runs that each read a part of it. \param checksums  Must outlive
+  /// this.
+  void follow(StoredChecksums* checksums) {
+    followed_ = checksums;
+    phases_.follow_parts();
+  }
   /// Makes the memory of devices known. Call it before such memory is added. \param copies  Must outlive this.
   void set_copies(staging::DeviceCopies* copies) { scatter_.set_copies(copies); }
   /// Returns a device that the first phase fills; kHost if there is none.
@@ -79,7 +85,7 @@ class Destinations {
   /// Copies bytes of `segment`, which were checked, to all memory that wants some of them. \returns kCorrupt if a
   /// record ends behind the records of the file. kDevice.
   base::Status scatter(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes, const SourceFile& file);
-  /// Compares the checksums of other writers' archives that were wanted whole. Call it when all of the phase is
+  /// Compares the checksums of what was read whole of other writers' archives. Call it when all of the phase is
   /// scattered. \returns kCorrupt.
   base::Status check_archives();
 
@@ -87,11 +93,14 @@ class Destinations {
   void clear();
 
  private:
+  StoredChecksums& checksums() { return followed_ != nullptr ? *followed_ : own_; }
+
   const std::string directory_;
   const format::Manifest& manifest_;
   const bool verify_;
   LoadPhases phases_;
-  ArchiveChecksums checksums_;
+  StoredChecksums own_;
+  StoredChecksums* followed_ = nullptr;  // in the place of our own
   Scatter scatter_;
 };
 

@@ -27,10 +27,16 @@ namespace {
 /// What a link of 50 MB/s moves within 20 ms, which one more request to an object store would take.
 constexpr int64_t kStoreGapBytes = 1 << 20;
 
+/// What is packed is read from front to back, by one thread: others would have it unpacked again.
+LoadOptions in_order(LoadOptions options, const format::Manifest& manifest) {
+  if (manifest.foreign.has_value() && manifest.foreign->is_packed) options.num_io_threads = 1;
+  return options;
+}
+
 }  // namespace
 
 LoadJob::LoadJob(LoadOptions options, std::shared_ptr<const format::Manifest> manifest)
-    : options_(std::move(options)),
+    : options_(in_order(std::move(options), *manifest)),
       manifest_(std::move(manifest)),
       destinations_(options_.directory, *manifest_, options_.verify) {}
 
@@ -63,8 +69,9 @@ base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
 }
 
 Status LoadJob::read(int64_t max_gap_bytes, const std::function<bool()>& cancelled, LoadStats* stats) {
+  const int64_t segment_bytes = io::is_url(options_.directory) ? staging::kSlotBytes : options_.segment_bytes;
   planner::LoadPlan plan =
-      planner::plan_load(destinations_.wanted(), format::kBlockBytes, staging::kSlotBytes, max_gap_bytes);
+      planner::plan_load(destinations_.wanted(), format::kBlockBytes, segment_bytes, max_gap_bytes);
   const int64_t bytes_before = stats->bytes_wanted;
   stats->num_files += plan.num_files();
   stats->bytes_wanted += plan.bytes_wanted;

@@ -32,6 +32,7 @@ struct LoadOptions {
   double io_timeout_s = 0;          // a call fails if the storage has not answered for so long; 0: never
   double visibility_timeout_s = 0;  // how long to wait for a missing file to be seen, where files may be seen late
   std::shared_ptr<base::Trace> trace = nullptr;  // records what the threads do; null: nothing does
+  int64_t segment_bytes = staging::kSlotBytes;   // most that one request reads of a file, whole blocks
 
   ReadPipelineOptions reading() const { return {directory, direct_io, num_io_threads, io_timeout_s, trace}; }
 };

@@ -63,7 +63,7 @@ bool LoadPhases::add_on_device(const format::Chunk& chunk, const TensorPlace& pl
   Destination to;
   to.runs = tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, wanted.itemsize_bytes, strides_bytes);
   if (!suits_devices(place, to.runs)) return false;
-  if (box.sizes == chunk.box.sizes) to.data_crc = place.data_crc;
+  to.stretch = stretch_of(chunk, place, box);
   to.on_device = std::make_unique<Destination::OnDevice>(
       Destination::OnDevice{device, {memory.data, memory.dtype, wanted.sizes, strides_bytes}});
   first().wanted.push_back(wanted);
@@ -78,7 +78,7 @@ void LoadPhases::add_to(LoadPhase* phase, const format::Chunk& chunk, const Tens
   if (cuts_elements(place) && tensor::has_elements(box)) strides_bytes.push_back(1);
   const planner::WantedBox& wanted = phase->wanted.back();
   to.runs = tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, wanted.itemsize_bytes, strides_bytes);
-  if (box.sizes == chunk.box.sizes) to.data_crc = place.data_crc;
+  to.stretch = stretch_of(chunk, place, box);
   phase->destinations.push_back(std::move(to));
 }
 
@@ -107,10 +107,16 @@ void LoadPhases::add_quantized(const format::Chunk& chunk, const TensorPlace& pl
   const planner::WantedBox& wanted = phase.wanted.back();
   Destination to;
   to.runs = tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, 1, wanted.strides_bytes);
-  if (box.sizes == chunk.box.sizes) to.data_crc = place.data_crc;
+  to.stretch = stretch_of(chunk, place, box);
   to.quantized = std::make_unique<Destination::Quantized>(
       Destination::Quantized{std::move(scales), 0, place.data_offset, dequantizer_of(place, box, scale_box, memory)});
   phase.destinations.push_back(std::move(to));
+}
+
+std::optional<format::StoredCrc> LoadPhases::stretch_of(const format::Chunk& chunk, const TensorPlace& place,
+                                                        const tensor::Box& box) const {
+  const bool is_followed = follows_parts_ || (place.fills_stretch && box.sizes == chunk.box.sizes);
+  return is_followed ? place.stretch : std::nullopt;
 }
 
 void LoadPhases::add_scales(const TensorPlace& place, const tensor::Box& scale_box,

@@ -42,9 +42,9 @@ struct Destination {
     tensor::StridedView view;  // dims in the order of the file
   };
 
-  tensor::BoxRuns runs;                // of codes: of their bytes, without memory
-  uint8_t* memory = nullptr;           // null for codes and scales
-  std::optional<uint32_t> data_crc{};  // the archive's, if all of it is wanted
+  tensor::BoxRuns runs;                        // of codes: of their bytes, without memory
+  uint8_t* memory = nullptr;                   // null for codes and scales
+  std::optional<format::StoredCrc> stretch{};  // which has a checksum, and is followed
   std::unique_ptr<Quantized> quantized{};
   std::unique_ptr<OnDevice> on_device{};  // then `memory` is null
 };
@@ -69,6 +69,9 @@ class LoadPhases {
  public:
   /// The most bytes of scales that a phase reads. A box that needs more is cut, as long as it can be.
   static constexpr int64_t kMostScaleBytes = 16 << 20;
+
+  /// Follows the checksums of what is added, also where only a part is wanted of what has one.
+  void follow_parts() { follows_parts_ = true; }
 
   /// There is always a first phase, which may be empty.
   LoadPhase& first() { return phases_.front(); }
@@ -96,10 +99,15 @@ class LoadPhases {
 
  private:
   /// Adds a box to a phase, and the runs of it to `to`, which has the memory or the scales.
-  static void add_to(LoadPhase* phase, const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box,
-                     const tensor::Dims& memory_strides_bytes, Destination to);
+  void add_to(LoadPhase* phase, const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box,
+              const tensor::Dims& memory_strides_bytes, Destination to);
   void add_scales(const TensorPlace& place, const tensor::Box& scale_box, const std::shared_ptr<Scales>& scales);
 
+  /// Returns what to follow for a box of a chunk.
+  std::optional<format::StoredCrc> stretch_of(const format::Chunk& chunk, const TensorPlace& place,
+                                              const tensor::Box& box) const;
+
+  bool follows_parts_ = false;
   std::deque<LoadPhase> phases_{1};
   size_t scales_phase_ = 0;  // that reads the scales that are added next
 };

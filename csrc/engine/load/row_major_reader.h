@@ -30,6 +30,9 @@ class RowMajorReader {
         view_(view),
         job_(std::move(reading), checkpoint_) {}
 
+  /// Follows the checksums that another writer stored, through all runs; see `StoredChecksums`. Call it before `want`.
+  /// \param checksums  Must outlive the reader.
+  void follow(StoredChecksums* checksums) { job_.destinations().follow(checksums); }
   /// Finds where the tensors are. Call it once.
   /// \returns kInvalidArgument for a tensor that is not there or lacks elements. kUnsupported for one that is not
   /// stored as plain elements of one dtype. kCorrupt, kChanged and kStorage.

@@ -10,7 +10,7 @@ namespace bytecheckpoint::engine {
 using base::Status;
 
 Status Scatter::run(LoadPhase* phase, const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
-                    const SourceFile& file, ArchiveChecksums* checksums) {
+                    const SourceFile& file, StoredChecksums* checksums) {
   bool any_device = false;
   Status outcome = copy_all(phase, slot, segment, bytes, file, checksums, &any_device);
   if (!any_device) return outcome;
@@ -20,7 +20,7 @@ Status Scatter::run(LoadPhase* phase, const uint8_t* slot, const planner::ReadSe
 }
 
 Status Scatter::copy_all(LoadPhase* phase, const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
-                         const SourceFile& file, ArchiveChecksums* checksums, bool* any_device) {
+                         const SourceFile& file, StoredChecksums* checksums, bool* any_device) {
   const int64_t end = segment.offset + bytes;
   for (const uint32_t index : segment.wanted) {
     // The window counts bytes of the chunk, which may begin behind the segment's start or end before its end.
@@ -42,9 +42,9 @@ Status Scatter::copy_all(LoadPhase* phase, const uint8_t* slot, const planner::R
           quantized == nullptr ? destination.memory : quantized->scales->data() + quantized->scales_offset;
       staging::scatter_window(destination.runs, window, from - data_offset, end - data_offset, memory);
     }
-    if (checksums != nullptr && destination.data_crc.has_value()) {
+    if (checksums != nullptr && destination.stretch.has_value()) {
       const int64_t to = std::min(end, data_offset + destination.runs.end());
-      checksums->add(index, from - data_offset, to - data_offset, window);
+      if (from < to) checksums->add(*destination.stretch, from, to, window);
     }
   }
   return Status::ok();

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "csrc/base/status.h"
-#include "csrc/engine/load/archive_checksums.h"
 #include "csrc/engine/load/load_phases.h"
+#include "csrc/engine/load/stored_checksums.h"
 #include "csrc/engine/open/source_file.h"
 #include "csrc/planner/load_plan.h"
 #include "csrc/staging/dequantize.h"
@@ -26,13 +26,13 @@ class Scatter {
   /// \param checksums  Receives what is read of archives that have checksums; null: they are not compared.
   /// \returns kCorrupt if a record ends behind the records of the file. kDevice.
   base::Status run(LoadPhase* phase, const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
-                   const SourceFile& file, ArchiveChecksums* checksums);
+                   const SourceFile& file, StoredChecksums* checksums);
   /// Forgets all memory of devices.
   void clear();
 
  private:
   base::Status copy_all(LoadPhase* phase, const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
-                        const SourceFile& file, ArchiveChecksums* checksums, bool* any_device);
+                        const SourceFile& file, StoredChecksums* checksums, bool* any_device);
   /// Adds to the next copies what `window`, bytes [begin, end) of the box's data, has for memory of a device.
   base::Status add_to_copies(const Destination& destination, const uint8_t* window, int64_t begin, int64_t end);
 

@@ -63,23 +63,27 @@ Status apply_view(const RecordView& view, const tensor::Dims& sizes, TensorPlace
   int64_t numel = 0, record_numel = 0;
   const bool is_all = tensor::checked_numel(sizes, &numel) && tensor::checked_numel(view.record_sizes, &record_numel) &&
                       numel == record_numel;
-  if (!is_all) place->data_crc.reset();
+  place->fills_stretch = place->fills_stretch && is_all;
   place->data_offset += viewed.offset * tensor::find_dtype(place->dtype)->itemsize_bytes;
   place->strides = std::move(viewed.strides);
   return Status::ok();
 }
 
-/// Returns the checksum of a stretch of a file that another writer stored.
-std::optional<uint32_t> stored_crc(const format::Manifest& manifest, uint32_t file, int64_t offset, int64_t bytes) {
-  if (!manifest.foreign.has_value()) return std::nullopt;
+/// Finds the stretch with a checksum that a record is in.
+void find_stretch(const format::Manifest& manifest, const format::Record& record, TensorPlace* place) {
+  if (!manifest.foreign.has_value()) return;
   const std::vector<format::StoredCrc>& crcs = manifest.foreign->crcs;
-  const auto found = std::lower_bound(
-      crcs.begin(), crcs.end(), std::make_pair(file, offset),
-      [](const format::StoredCrc& crc, const auto& wanted) { return std::make_pair(crc.file, crc.offset) < wanted; });
-  for (auto crc = found; crc != crcs.end() && crc->file == file && crc->offset == offset; ++crc) {
-    if (crc->bytes == bytes) return crc->crc;
+  const auto behind = std::upper_bound(
+      crcs.begin(), crcs.end(), std::make_pair(record.file, record.data_offset),
+      [](const auto& wanted, const format::StoredCrc& crc) { return wanted < std::make_pair(crc.file, crc.offset); });
+  for (auto crc = behind; crc != crcs.begin();) {
+    --crc;
+    if (crc->file != record.file || (place->stretch.has_value() && crc->offset != place->stretch->offset)) return;
+    const bool begins_there = crc->offset == record.data_offset;
+    if (begins_there && crc->bytes == record.bytes) place->fills_stretch = true;
+    if (place->fills_stretch || crc->offset + crc->bytes >= record.data_offset + record.bytes) place->stretch = *crc;
+    if (place->fills_stretch || !place->stretch.has_value()) return;
   }
-  return std::nullopt;
 }
 
 /// Returns the place of a chunk whose record says it all.
@@ -92,8 +96,8 @@ base::Result<std::optional<TensorPlace>> place_by_manifest(const std::string& di
   place.strides = record.kind == format::RecordKind::kStrided
                       ? manifest.foreign->strides[static_cast<size_t>(record.data_bytes)]
                       : tensor::row_major_strides(sizes);
-  if (manifest.foreign.has_value() && is_dense(sizes, place.strides))
-    place.data_crc = stored_crc(manifest, record.file, record.data_offset, record.bytes);
+  find_stretch(manifest, record, &place);
+  place.fills_stretch = place.fills_stretch && is_dense(sizes, place.strides);
   if (wanted.view != nullptr) {
     Status fault = apply_view(*wanted.view, wanted.chunk->box.sizes, &place);
     if (!fault.is_ok()) {
@@ -119,9 +123,11 @@ std::optional<TensorPlace> place_in_archive(const format::ArchivedTensor& stored
   place.strides = stored.strides;
   if (numel == 0) return place;
   if (!is_dense(stored.sizes, stored.strides)) return std::nullopt;
-  const bool fills_storage =
+  if (!stored.storage_crc.has_value()) return place;
+  place.stretch = {chunk.record.file, chunk.record.offset + stored.storage_offset, stored.storage_bytes,
+                   *stored.storage_crc};
+  place.fills_stretch =
       stored.data_offset == stored.storage_offset && stored.storage_bytes == numel * info->itemsize_bytes;
-  if (fills_storage) place.data_crc = stored.storage_crc;
   return place;
 }
 
@@ -167,7 +173,7 @@ class Locator {
 
 TensorPlace place_of(const format::Chunk& chunk) {
   const format::Record& record = chunk.record;
-  return {record.stored_dtype, record.data_offset, tensor::row_major_strides(chunk.box.sizes), {}, {}};
+  return {record.stored_dtype, record.data_offset, tensor::row_major_strides(chunk.box.sizes), {}, false, {}};
 }
 
 Status check_extents(const std::string& directory, const format::Manifest& manifest,

@@ -18,9 +18,10 @@ struct PlacedCodes;
 /// Where the elements of a chunk are in a file.
 struct TensorPlace {
   tensor::DType dtype = tensor::DType::kNone;
-  int64_t data_offset = 0;           // of the first element, from the start of the file
-  tensor::Dims strides;              // of each dim of the chunk, in elements
-  std::optional<uint32_t> data_crc;  // of all elements, if the archive's is the only checksum
+  int64_t data_offset = 0;                     // of the first element, from the start of the file
+  tensor::Dims strides;                        // of each dim of the chunk, in elements
+  std::optional<format::StoredCrc> stretch{};  // of another writer's: what has a checksum, and the elements in it
+  bool fills_stretch = false;                  // no other bytes are in it
   /// Set if the elements are dequantized; then `data_offset` is that of the record's first code, `strides` count codes,
   /// and `dtype` is that of the values.
   std::shared_ptr<const PlacedCodes> codes;

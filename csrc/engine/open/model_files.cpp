@@ -9,7 +9,6 @@
 #include "csrc/format/safetensors/safetensors.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
-#include "csrc/io/file_system.h"
 #include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::engine {
@@ -32,25 +31,12 @@ bool is_of_model(std::string_view name, std::string_view prefix, std::string_vie
   return name.substr(0, prefix.size()) == prefix && ends_with(name, suffix);
 }
 
-base::Result<std::string> read_index(const std::string& directory, const std::string& name,
-                                     base::FileVersion* version) {
-  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory, name, /*direct=*/false));
-  BCP_ASSIGN_OR_RETURN(*version, version_to_note(file, !io::is_url(directory) && io::has_lasting_inodes(directory)));
-  BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
-  if (size > kMostIndexBytes) {
-    return Status::make(
-        Code::kUnsupported,
-        text("read(", file.path(), "): an index of ", size, " bytes; at most ", kMostIndexBytes, " are read"),
-        file.path());
-  }
-  return file.read(0, size);
-}
-
 /// Fills in what the index `name` says. \param directory  Of the index itself, which may be that of blobs.
 Status use_index(const std::string& directory, const std::string& name, ModelFiles* files) {
   files->index_file = {directory, name, {}};
-  BCP_ASSIGN_OR_RETURN(const std::string bytes, read_index(directory, name, &files->index_file.version));
-  auto index = format::read_safetensors_index(bytes);
+  BCP_ASSIGN_OR_RETURN(const Description described, read_description(directory, name, kMostIndexBytes));
+  files->index_file.version = described.version;
+  auto index = format::read_safetensors_index(described.bytes);
   if (!index.is_ok()) return index.status().in_file(io::join(directory, name));
   files->index = std::move(index.value());
   for (const auto& [tensor, file] : files->index) files->names.push_back(file);
@@ -281,7 +267,7 @@ Status join_items(const ModelFiles& files, format::Manifest* manifest) {
   BCP_RETURN_IF_ERROR(keep_one_each(files, &manifest->items));
   BCP_RETURN_IF_ERROR(check_index(files, *manifest));
   manifest->foreign->description = files.index_file;
-  manifest->foreign->note = files.note;
+  if (!files.note.empty()) manifest->foreign->note = files.note;
   return check_description(*manifest);
 }
 

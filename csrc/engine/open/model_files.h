@@ -29,6 +29,7 @@ struct ModelFiles {
   std::vector<std::string> stored;                         // what to open in `directory`, in the order of `names`
   format::DescribingFile index_file;                       // without a name if there is none
   std::string note;                                        // for users: what else is there, and is not taken
+  std::vector<std::string> roots{};  // what the names in each file begin with; empty: with nothing
 };
 
 /// Finds the files of a model.

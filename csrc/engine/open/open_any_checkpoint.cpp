@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "csrc/engine/open/open_deepspeed.h"
+#include "csrc/engine/open/open_orbax.h"
 #include "csrc/engine/open/open_safetensors.h"
 #include "csrc/engine/open/open_torch_file.h"
 
@@ -21,7 +22,9 @@ base::Result<format::Manifest> open_any_checkpoint(const std::string& path, cons
   base::Result<format::Manifest> of_torch = open_torch_file(path);
   if (is_found(of_torch)) return of_torch;
   base::Result<format::Manifest> of_deepspeed = open_deepspeed(path);
-  return is_found(of_deepspeed) ? std::move(of_deepspeed) : std::move(ours);
+  if (is_found(of_deepspeed)) return of_deepspeed;
+  base::Result<format::Manifest> of_orbax = open_orbax(path);
+  return is_found(of_orbax) ? std::move(of_orbax) : std::move(ours);
 }
 
 base::Status explain_removed(const char* what, const std::string& path, Scope scope, base::Status failure) {

@@ -10,7 +10,7 @@
 namespace bytecheckpoint::engine {
 
 /// Opens a checkpoint for reading, whatever its format: `open_checkpoint`, and if there is no commit mark
-/// `open_safetensors`, and if there are none `open_torch_file`.
+/// `open_safetensors`, `open_torch_file`, `open_deepspeed` and `open_orbax`, the first that finds something.
 base::Result<format::Manifest> open_any_checkpoint(const std::string& path, const OpenOptions& options = {});
 
 /// Finds out, after a read has failed, whether somebody has removed the checkpoint meanwhile, such as a prune in

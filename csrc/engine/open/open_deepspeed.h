@@ -21,6 +21,9 @@ namespace bytecheckpoint::engine {
 /// ZeRO-1 and 2 say which part of a parameter a rank has (`param_slice_mappings`). In ZeRO-3 each rank has an equal
 /// part of each, one behind the other. Parameters of other ranks of tensor or pipeline parallelism are not joined.
 ///
+/// A universal checkpoint (`ds_to_universal.py`) has each of these in a file of its own, whole:
+/// `zero/NAME/exp_avg.pt`.
+///
 /// \param path  Folder of the step, or of the run, whose file `latest` names a step.
 /// \returns kNotFound if there is none. kCorrupt if parts are missing or do not fit. kUnsupported for several ranks of
 /// tensor or pipeline parallelism, and for versions that do not say where the parts are. What `read_torch_files` fails

@@ -5,6 +5,8 @@
 #include <numeric>
 
 #include "csrc/io/directory.h"
+#include "csrc/io/file_system.h"
+#include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -42,10 +44,31 @@ base::Result<FileVersion> version_to_note(const io::File& file, bool has_lasting
   return version;
 }
 
+base::Result<Description> read_description(const std::string& directory, const std::string& name, int64_t most_bytes,
+                                           std::string_view way_out) {
+  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory, name, /*direct=*/false));
+  Description out;
+  const bool has_lasting_inodes = !io::is_url(directory) && io::has_lasting_inodes(directory);
+  BCP_ASSIGN_OR_RETURN(out.version, version_to_note(file, has_lasting_inodes));
+  BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
+  if (size > most_bytes) {
+    return Status::make(Code::kUnsupported,
+                        text("read(", file.path(), "): it has ", size, " bytes; at most ", most_bytes, " are read",
+                             way_out.empty() ? "" : ": ", way_out),
+                        file.path());
+  }
+  BCP_ASSIGN_OR_RETURN(out.bytes, file.read(0, size));
+  return out;
+}
+
 base::Result<io::File> open_planned(const std::string& directory, const format::FileEntry& planned, bool direct) {
-  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory, planned.name, direct));
+  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory, planned.name, direct && !planned.packing.is_packed()));
   if (planned.version.is_known()) BCP_RETURN_IF_ERROR(compare(file, planned.version));
-  return file;
+  if (!planned.packing.is_packed()) return file;
+  const Status unpacked = file.unpack(planned.packing);
+  if (unpacked.is_ok()) return file;
+  if (planned.version.is_known()) BCP_RETURN_IF_ERROR(compare(file, planned.version));  // it may be cut off just now
+  return unpacked;
 }
 
 Status check_unchanged(const std::string& directory, const format::Manifest& manifest,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -18,7 +19,18 @@ namespace bytecheckpoint::engine {
 /// Returns the version of a file, to note it. \param has_lasting_inodes  Of its file system; see `io/file_system.h`.
 base::Result<base::FileVersion> version_to_note(const io::File& file, bool has_lasting_inodes);
 
-/// Opens a file that a manifest names, to read what the manifest says of it.
+/// A file that says which data files there are, or what is in them.
+struct Description {
+  std::string bytes;
+  base::FileVersion version;
+};
+/// Reads all of such a file, and notes its version.
+/// \param most_bytes  That are read. \param way_out  What to do if there are more, for the message.
+/// \returns kUnsupported for more bytes; what `io::File::open` returns.
+base::Result<Description> read_description(const std::string& directory, const std::string& name, int64_t most_bytes,
+                                           std::string_view way_out = {});
+
+/// Opens a file that a manifest names, to read what the manifest says of it; a packed one as what it unpacks to.
 /// \returns kChanged if it is not the version that was noted; what `io::File::open` returns.
 base::Result<io::File> open_planned(const std::string& directory, const format::FileEntry& planned, bool direct);
 

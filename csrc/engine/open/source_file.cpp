@@ -71,14 +71,15 @@ base::Result<std::shared_ptr<const SourceFile>> SourceFile::open(const std::stri
                                                                  const format::FileEntry& entry) {
   auto source = std::make_shared<SourceFile>();
   source->directory = directory;
-  source->name = entry.name;
-  source->version = entry.version;
+  source->entry = entry;
   BCP_ASSIGN_OR_RETURN(io::File file, source->reopen(/*direct=*/false));
   source->path = file.path();
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   if (manifest.foreign.has_value()) {
-    BCP_ASSIGN_OR_RETURN(source->has_checksums, is_ours(file, size));
     source->end_of_records = size;
+    if (!entry.packing.is_packed()) {
+      BCP_ASSIGN_OR_RETURN(source->has_checksums, is_ours(file, size));
+    }
     if (!source->has_checksums) return std::shared_ptr<const SourceFile>(std::move(source));
   } else if (size != entry.bytes) {
     return Status::make(Code::kCorrupt,
@@ -105,10 +106,7 @@ base::Result<std::shared_ptr<const SourceFile>> SourceFile::of_one_file(io::File
 }
 
 base::Result<io::File> SourceFile::reopen(bool direct) const {
-  format::FileEntry planned;
-  planned.name = name;
-  planned.version = version;
-  return open_planned(directory, planned, direct);
+  return open_planned(directory, entry, direct);
 }
 
 Status SourceFile::check_blocks(const uint8_t* bytes, int64_t offset, int64_t size) const {

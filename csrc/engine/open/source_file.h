@@ -15,9 +15,8 @@ namespace bytecheckpoint::engine {
 /// What must be known about a data file before its bytes are used. Immutable once opened, so any thread may use it.
 struct SourceFile {
   std::string directory;
-  std::string name;
-  base::FileVersion version;  // of another writer's file, as it must be
-  std::string path;           // `directory/name`
+  format::FileEntry entry;  // as it must be
+  std::string path;         // `directory/name`
   int64_t end_of_records = 0;
   bool has_checksums = false;  // true for a file of ours; another writer's has none
   std::vector<uint32_t> block_crcs;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/open/zero_values.h"
 
+#include <algorithm>
+
 #include "csrc/format/pickle/pickle_copy.h"
 #include "csrc/format/pickle/pickle_reader.h"
 #include "csrc/format/torch/pickled_attributes.h"
@@ -49,6 +51,20 @@ std::optional<ZeroFile> parse_zero_file(std::string_view name) {
   return is_known ? std::make_optional(file) : std::nullopt;
 }
 
+bool is_of_layer_or_expert(std::string_view name) {
+  constexpr std::string_view kModel = "model_states.pt", kOptimizer = "_optim_states.pt";
+  const auto ends_with = [&](std::string_view end) {
+    return name.size() > end.size() && name.substr(name.size() - end.size()) == end;
+  };
+  return (name.substr(0, 6) == "layer_" && ends_with(kModel)) ||
+         (name.find("expp_rank_") != std::string_view::npos && ends_with(kOptimizer));
+}
+
+bool begins_with_one(std::string_view name, std::initializer_list<std::string_view> begins) {
+  return std::any_of(begins.begin(), begins.end(),
+                     [&](std::string_view begin) { return name.substr(0, begin.size()) == begin; });
+}
+
 bool read_size(std::string_view bytes, tensor::Dims* out) {
   return with_pickle(
       bytes, [&](const format::Pickle& pickle) { return format::read_pickled_ints(pickle, pickle.root(), out); });
@@ -59,6 +75,19 @@ bool read_fragment(std::string_view bytes, Fragment* out) {
     const PickleValue numel = format::attribute_of(pickle, pickle.root(), "numel");
     const PickleValue start = format::attribute_of(pickle, pickle.root(), "start");
     return format::read_pickled_int(pickle, numel, &out->numel) && format::read_pickled_int(pickle, start, &out->start);
+  });
+}
+
+bool read_counts(std::string_view bytes, std::vector<int64_t>* out) {
+  return with_pickle(bytes, [&](const format::Pickle& pickle) {
+    const auto add = [&](const PickleValue& value) {
+      return format::read_pickled_int(pickle, value, &out->emplace_back());
+    };
+    if (!pickle.root().is(PickleValue::Kind::kList)) return add(pickle.root());
+    for (const PickleValue& value : pickle.children(pickle.root())) {
+      if (!add(value)) return false;
+    }
+    return true;
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include "csrc/base/bytes.h"
 #include "csrc/base/file_version.h"
+#include "csrc/base/packing.h"
 #include "csrc/base/status.h"
 #include "csrc/format/data_file.h"
 #include "csrc/format/tree.h"
@@ -69,6 +70,7 @@ struct FileEntry {
   int64_t bytes = 0;
   uint32_t trailer_crc = 0;
   base::FileVersion version;  // of another writer's file, when the checkpoint was opened
+  base::Packing packing{};    // of another writer's: then records are in what it unpacks to
 };
 
 /// The checksum that another writer stored of a stretch of a file.
@@ -95,7 +97,8 @@ struct ForeignMeta {
   const char* format = "dcp";          // what `Checkpoint.format` tells Python
   bool is_of_byte_checkpoint = false;  // ByteCheckpoint 0.0.x wrote it
   DescribingFile description;
-  std::string note;  // for users, to whoever opens it
+  std::string note;        // for users, to whoever opens it
+  bool is_packed = false;  // some file is: to be read from front to back
   // Of files of torch.save:
   std::vector<tensor::Dims> strides;  // of kStrided records, in elements
   std::vector<StoredCrc> crcs;        // sorted by file and offset

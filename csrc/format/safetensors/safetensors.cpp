@@ -5,8 +5,8 @@
 #include <tuple>
 
 #include "csrc/base/bytes.h"
+#include "csrc/format/json/json_reader.h"
 #include "csrc/format/manifest/manifest.h"
-#include "csrc/format/safetensors/json_reader.h"
 #include "csrc/tensor/box.h"
 
 namespace bytecheckpoint::format {

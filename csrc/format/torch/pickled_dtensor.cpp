@@ -47,6 +47,10 @@ class DTensorPickle {
       return no("it has no global shape");
     }
     if (!read_mesh(mesh)) return no("its mesh cannot be read");
+    if (!has_ascending_ranks(mesh)) {
+      return no(
+          "the ranks along a dim of its mesh do not ascend: by what torch writes, its parts may be in either order");
+    }
     const PickleValue listed = attribute(spec, "placements");
     const PickleSpan placements = pickle_.children(listed);
     if (!is_sequence(listed) || placements.size() != mesh_sizes_.size()) return no("it has no placement for each dim");
@@ -55,9 +59,12 @@ class DTensorPickle {
       if (!read_placement(each, read.global_sizes.size(), &placement)) return std::nullopt;
       placements_.push_back(placement);
     }
+    if (!read_order(attribute(spec, "shard_order"))) return no("its order of shards cannot be read");
     read.box = tensor::whole(read.global_sizes);
     if (!cut(&read.box)) return std::nullopt;
-    if (read.box.sizes == read.local.sizes) return read;
+    // FSDP keeps an empty part as one of shape [0, 0], whatever the other dims are.
+    const bool are_empty = !tensor::has_elements(read.box) && !tensor::has_elements(tensor::whole(read.local.sizes));
+    if (are_empty || read.box.sizes == read.local.sizes) return read;
     return no(text("its local part has the shape ", tensor::to_text(read.local.sizes), ", and by its placements ",
                    tensor::to_text(read.box.sizes)));
   }
@@ -124,6 +131,29 @@ class DTensorPickle {
     return true;
   }
 
+  /// Whether the ranks along each dim of the mesh ascend. Process groups sort theirs, and collectives give parts by the
+  /// order in the group, which then differs from the place in the mesh. True if the pickle does not say.
+  bool has_ascending_ranks(const PickleValue& mesh) const {
+    const PickleValue listed = attribute(mesh, "_flatten_rank_map"), keeps = attribute(mesh, "_preserve_rank_order");
+    if (!listed.is(Kind::kTuple) || (keeps.is(Kind::kBool) && keeps.is_true())) return true;
+    std::vector<int64_t> ranks;
+    for (const PickleValue& rank : pickle_.children(listed)) {
+      if (!read_pickled_int(pickle_, rank, &ranks.emplace_back())) return true;
+    }
+    for (const PickleValue& axis : pickle_.children(attribute(attribute(mesh, "_layout"), "axes"))) {
+      tensor::Dims size, stride;
+      const bool is_simple = read_pickled_ints(pickle_, attribute(axis, "shape"), &size) &&
+                             read_pickled_ints(pickle_, attribute(axis, "stride"), &stride) && size.size() == 1 &&
+                             stride.size() == 1 && size[0] > 0 && stride[0] > 0;
+      if (!is_simple) continue;
+      const auto step = static_cast<size_t>(stride[0]), count = static_cast<size_t>(size[0]);
+      for (size_t r = 0; step < ranks.size() && r < ranks.size() - step; ++r) {
+        if ((r / step) % count + 1 < count && ranks[r] > ranks[r + step]) return false;
+      }
+    }
+    return true;
+  }
+
   bool add_mesh_size(const PickleValue& size) {
     int64_t product = 1;
     if (!read_product(size, 0, &product) || mesh_sizes_.size() == kMaxDims) return false;
@@ -151,13 +181,38 @@ class DTensorPickle {
     return true;
   }
 
+  /// Reads in which order the dims of the mesh cut the tensor. None, or no such attribute, is the order of the mesh.
+  bool read_order(const PickleValue& listed) {
+    std::vector<bool> is_taken(placements_.size(), false);
+    const PickleSpan entries = pickle_.children(listed);
+    if (!is_sequence(listed)) {
+      if (!listed.is(Kind::kHole) && !listed.is(Kind::kNone)) return false;
+    } else {
+      for (const PickleValue& entry : entries) {
+        const std::optional<PickleObject> object = pickle_.object(entry);
+        const PickleSpan args = object.has_value() ? pickle_.children(object->args) : PickleSpan();
+        tensor::Dims mesh_dims;
+        if (args.size() != 2 || !read_pickled_ints(pickle_, args[1], &mesh_dims)) return false;
+        for (const int64_t m : mesh_dims) {
+          if (m < 0 || m >= static_cast<int64_t>(placements_.size()) || is_taken[static_cast<size_t>(m)]) return false;
+          is_taken[static_cast<size_t>(m)] = true;
+          order_.push_back(static_cast<size_t>(m));
+        }
+      }
+    }
+    for (size_t m = 0; m < placements_.size(); ++m) {
+      if (!is_taken[m]) order_.push_back(m);
+    }
+    return true;
+  }
+
   /// Cuts the box of this rank out. What is sharded strided was sharded behind the others, which stand to its right.
   bool cut(tensor::Box* box) {
     const auto cut_by = [&](size_t m) {
       const auto d = static_cast<size_t>(placements_[m].dim);
       keep_chunk(coordinates_[m], mesh_sizes_[m], &box->offsets[d], &box->sizes[d]);
     };
-    for (size_t m = 0; m < placements_.size(); ++m) {
+    for (const size_t m : order_) {
       if (placements_[m].dim >= 0 && placements_[m].factor == 0) cut_by(m);
     }
     for (size_t m = placements_.size(); m-- > 0;) {
@@ -188,6 +243,7 @@ class DTensorPickle {
   tensor::Dims mesh_sizes_;
   tensor::Dims coordinates_;
   std::vector<Placement> placements_;
+  std::vector<size_t> order_;  // of the dims of the mesh, that cuts first before others
 };
 
 }  // namespace

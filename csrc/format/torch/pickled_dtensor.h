@@ -20,8 +20,9 @@ struct PickledDTensor {
 /// Whether a value is a DTensor. \param names  The pickle was read with their rules.
 bool is_pickled_dtensor(const Pickle& pickle, const GlobalNames& names, const PickleValue& value);
 
-/// Reads the part of a DTensor: Shard, also of uneven sizes, Replicate, and the _StridedShard that FSDP makes over
-/// tensor parallelism, on a mesh of any dims. Knows what torch 2.6 to 2.15 write.
+/// Reads the part of a DTensor: Shard, also of uneven sizes and in any order of the dims of its mesh, Replicate, and
+/// the _StridedShard that FSDP makes over tensor parallelism, on a mesh of any dims along which ranks ascend. Knows
+/// what torch 2.6 to 2.15 write.
 ///
 /// \param value  Of which `is_pickled_dtensor` holds.
 /// \param why_not  Receives the reason if it cannot be read.

@@ -47,14 +47,17 @@ class TorchFileReader {
  public:
   TorchFileReader(int64_t file_bytes, const ReadBytes& read) : read_(read), archive_(file_bytes, read) {}
 
-  base::Result<Manifest> run() {
+  /// Returns the folder of all entries, once it has run.
+  std::string folder() const { return std::string(entry_.folder); }
+
+  base::Result<Manifest> run(std::string_view root) {
     BCP_RETURN_IF_ERROR(open());
     GlobalNames names;
     const PickleRules rules = names.rules();
     BCP_ASSIGN_OR_RETURN(const Pickle pickle, read_pickle(entry_.pickle, rules));
     if (pickle.end() != entry_.pickle.size()) return corrupt_archive("data.pkl: there are bytes after the pickle");
     TorchBudget budget(entry_.pickle.size());
-    BCP_ASSIGN_OR_RETURN(std::vector<TorchValue> values, flatten_torch_value(pickle, names, &budget));
+    BCP_ASSIGN_OR_RETURN(std::vector<TorchValue> values, flatten_torch_value(pickle, names, &budget, root));
     BCP_RETURN_IF_ERROR(find_storages(values));
     BCP_RETURN_IF_ERROR(read_headers());
     BCP_RETURN_IF_ERROR(check_storages());
@@ -260,8 +263,12 @@ bool has_torch_magic(std::string_view first) {
   return first.substr(0, kZipMagic.size()) == kZipMagic || first.substr(0, kLegacyMagic.size()) == kLegacyMagic;
 }
 
-base::Result<Manifest> read_torch_file(int64_t file_bytes, const ReadBytes& read) {
-  return TorchFileReader(file_bytes, read).run();
+base::Result<Manifest> read_torch_file(int64_t file_bytes, const ReadBytes& read, std::string_view root,
+                                       std::string* folder) {
+  TorchFileReader reader(file_bytes, read);
+  base::Result<Manifest> manifest = reader.run(root);
+  if (folder != nullptr) *folder = reader.folder();
+  return manifest;
 }
 
 }  // namespace bytecheckpoint::format

@@ -25,10 +25,15 @@ bool has_torch_magic(std::string_view first);
 /// kRefused record, so that it does not keep others from being read.
 ///
 /// \param file_bytes  Length of the file, which must begin as `has_torch_magic` says.
+/// \param root        What the names begin with, before a dot. The value of the file may then be anything, and has this
+///                    name if it is no dict. Empty: the names are those in the dict.
+/// \param folder      Receives the folder in the archive that all its entries are in: torch takes the name of the file
+/// without its ending, and `archive` where it has none. Null: nobody asks.
 /// \returns a manifest with one file, without a name. kUnsupported for a file from before torch 1.6, a TorchScript
 /// program, compressed or big-endian storages, and a value that is no dict. kCorrupt for a damaged file: also for a
 /// storage that is missing or there twice, for overlapping storages, and for a tensor that reaches out of its storage.
 /// Takes at most 1024 times the memory of the pickle and the directory, and 4 MiB.
-base::Result<Manifest> read_torch_file(int64_t file_bytes, const ReadBytes& read);
+base::Result<Manifest> read_torch_file(int64_t file_bytes, const ReadBytes& read, std::string_view root = {},
+                                       std::string* folder = nullptr);
 
 }  // namespace bytecheckpoint::format

@@ -21,7 +21,13 @@ class Flattener {
   Flattener(const Pickle& pickle, const GlobalNames& names, TorchBudget* budget)
       : pickle_(pickle), names_(names), budget_(*budget) {}
 
-  base::Result<std::vector<TorchValue>> run() {
+  base::Result<std::vector<TorchValue>> run(std::string_view root) {
+    if (!root.empty()) {
+      base::ByteWriter encoded;
+      encode_text(Tree::Kind::kString, root, &encoded);
+      BCP_RETURN_IF_ERROR(visit(std::string(root), encoded.take(), pickle_.root(), 0));
+      return std::move(values_);
+    }
     const std::optional<PickleSpan> dict = dict_of(pickle_.root());
     if (!dict.has_value()) {
       return Status::make(Code::kUnsupported, text("it holds ", describe(pickle_.root()),
@@ -232,8 +238,8 @@ Status TorchBudget::take(size_t bytes) {
 }
 
 base::Result<std::vector<TorchValue>> flatten_torch_value(const Pickle& pickle, const GlobalNames& names,
-                                                          TorchBudget* budget) {
-  return Flattener(pickle, names, budget).run();
+                                                          TorchBudget* budget, std::string_view root) {
+  return Flattener(pickle, names, budget).run(root);
 }
 
 }  // namespace bytecheckpoint::format

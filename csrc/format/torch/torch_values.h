@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -43,10 +44,11 @@ class TorchBudget {
 /// entered; a list only if it holds a tensor or a dict, in it or in lists below it. Objects that were filled as dicts,
 /// such as an OrderedDict, count as dicts.
 ///
-/// \param pickle  Read with the rules of `names`. Its root must be a dict.
-/// \returns kUnsupported if the root is anything else; kCorrupt for dicts nested deeper than kMaxTreeDepth and for what
-/// is beyond the budget.
+/// \param pickle  Read with the rules of `names`. Its root must be a dict, unless there is a `root`.
+/// \param root    Name of the root, below which all others then stand; empty for a root without one.
+/// \returns kUnsupported for a root that is no dict and has no name; kCorrupt for dicts nested deeper than
+/// kMaxTreeDepth and for what is beyond the budget.
 base::Result<std::vector<TorchValue>> flatten_torch_value(const Pickle& pickle, const GlobalNames& names,
-                                                          TorchBudget* budget);
+                                                          TorchBudget* budget, std::string_view root = {});
 
 }  // namespace bytecheckpoint::format

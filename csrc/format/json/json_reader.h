@@ -12,8 +12,8 @@ namespace bytecheckpoint::format {
 
 /// Reads JSON (RFC 8259) value by value, from bytes that may be damaged or hostile. Nothing is kept but the place.
 ///
-///     object:  begin_object, then next_key and one value, until next_key says that there is no more
-///     array:   begin_array, then one value, as long as next_element says that there is one
+///     object:  `object`; or begin_object, then next_key and one value, until next_key says that there is no more
+///     array:   `array`; or begin_array, then one value, as long as next_element says that there is one
 ///
 /// Every method fails with kCorrupt, with the offset in the text, if something else is there. After a failure the
 /// reader must not be used. Memory: the strings that are returned, and one byte a nesting level.
@@ -21,6 +21,27 @@ class JsonReader {
  public:
   /// \param text  Must outlive the reader.
   explicit JsonReader(std::string_view text) : text_(text) {}
+
+  /// Reads an object. \param read  Called with each key; reads its value.
+  template <class Read>
+  base::Status object(Read&& read) {
+    BCP_RETURN_IF_ERROR(begin_object());
+    for (std::string key;;) {
+      BCP_ASSIGN_OR_RETURN(const bool is_there, next_key(&key));
+      if (!is_there) return base::Status::ok();
+      BCP_RETURN_IF_ERROR(read(key));
+    }
+  }
+  /// Reads an array. \param read  Reads one element.
+  template <class Read>
+  base::Status array(Read&& read) {
+    BCP_RETURN_IF_ERROR(begin_array());
+    for (;;) {
+      BCP_ASSIGN_OR_RETURN(const bool is_there, next_element());
+      if (!is_there) return base::Status::ok();
+      BCP_RETURN_IF_ERROR(read());
+    }
+  }
 
   base::Status begin_object() { return begin('{', "an object"); }
   base::Status begin_array() { return begin('[', "an array"); }
@@ -33,6 +54,9 @@ class JsonReader {
   base::Result<std::string> string();
   /// Returns an integer of at most 64 bits, without fraction and exponent.
   base::Result<int64_t> integer();
+  base::Result<bool> boolean();
+  /// Skips null. \returns false, and stays, if anything else is next.
+  bool take_null();
   /// Reads any value and forgets it. \returns kCorrupt also for more than kMostLevels levels.
   base::Status skip();
   /// Fails if anything but white space follows.

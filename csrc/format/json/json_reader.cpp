@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/safetensors/json_reader.h"
+#include "csrc/format/json/json_reader.h"
 
 #include "csrc/base/utf8.h"
 
@@ -162,6 +162,19 @@ Status JsonReader::skip_word(std::string_view word) {
   if (text_.substr(at_, word.size()) != word) return wanted("a value");
   at_ += word.size();
   return Status::ok();
+}
+
+base::Result<bool> JsonReader::boolean() {
+  skip_space();
+  const bool value = peek() == 't';
+  if (!value && peek() != 'f') return wanted("true or false");
+  BCP_RETURN_IF_ERROR(skip_word(value ? "true" : "false"));
+  return value;
+}
+
+bool JsonReader::take_null() {
+  skip_space();
+  return peek() == 'n' && skip_word("null").is_ok();
 }
 
 Status JsonReader::skip_number() {
