@@ -129,10 +129,11 @@ def _newest(runs: Sequence[Place], folders: list[StepFolder]) -> tuple[str | Non
 
 def _row(folder: StepFolder) -> tuple[str, ...]:
     state = folder.state + (", being saved" if folder.is_being_saved and folder.state != "saving" else "")
+    is_known = folder.state != "unknown" or folder.num_files > 0
     return (
         one_line(folder.name),
-        counted(folder.num_files, "file"),
-        f"{folder.num_bytes:,} bytes",
+        counted(folder.num_files, "file") if is_known else "",
+        f"{folder.num_bytes:,} bytes" if is_known else "",
         ", ".join(f"{tier} {of_tier}" for tier, of_tier in folder.tiers.items()) or state,
         one_line(folder.reason),
     )

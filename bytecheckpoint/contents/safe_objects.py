@@ -91,18 +91,18 @@ def load_plain_data(fqn: str, buffer: bytearray, config: Config, map_location: s
 
 
 def _check_memo(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
-    """Refuses pickles whose memo would be far larger than the pickle.
+    """Refuses pickles whose memo would be far larger than the pickle, and archives that torch cannot read.
 
     The memo of torch's ``weights_only`` unpickler only grows by its entries. But another planner gives the checked
     bytes to Python's unpickler, whose memo is an array: five bytes of pickle make it 64 GiB.
 
     Raises:
-        CorruptCheckpointError: It is such a pickle.
+        CorruptCheckpointError: It is such a pickle or archive.
     """
     try:
         pickled = _compat.archived_pickle(file)
-    except (RuntimeError, UnicodeDecodeError):  # the text of its error may have damaged names
-        return  # torch cannot read the archive; its own error will say why
+    except (RuntimeError, UnicodeDecodeError) as error:  # the text of torch's error may have damaged names
+        raise CorruptCheckpointError(f"'{fqn}': torch cannot read its archive: {_first_line(error)}") from None
     finally:
         file.seek(0)
     try:
@@ -147,4 +147,8 @@ def _offenders(buffer: bytearray, error: Exception) -> str:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(buffer))
     except Exception:
         names = []
-    return ", ".join(sorted(names)) or str(error).strip().partition("\n")[0] or repr(error)
+    return ", ".join(sorted(names)) or _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or repr(error)

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bytecheckpoint.errors import CorruptCheckpointError
+from bytecheckpoint.listing import listed
 
 __all__ = ["Problem", "VerifyReport"]
+
+_MOST_SAID = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +69,11 @@ class VerifyReport:
         return not self.problems
 
     def raise_if_damaged(self) -> None:
-        """Raises a CorruptCheckpointError that lists all problems, if there are any."""
+        """Raises a CorruptCheckpointError that says the first problems and how many there are, if there are any."""
         if self.problems:
-            lines = [f"{p.file}, {p.section}{_keys(p)}: {p.message}" for p in self.problems]
+            said = [f"{p.file}, {p.section}{_keys(p)}: {p.message}" for p in self.problems]
             raise CorruptCheckpointError(
-                f"verify({self.path}): {len(lines)} problems\n" + "\n".join(lines),
+                f"verify({self.path}): {listed(said, _MOST_SAID)}; `bcp verify` lists all problems",
                 str(Path(self.path) / self.problems[0].file),
             )
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/format/torch/builtin_archive.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <vector>
@@ -203,6 +204,34 @@ TEST_CASE("builtin_archive: entries begin at multiples of 64, and their CRCs are
     CHECK(offset % 64 == 0);
     CHECK(entry.crc == base::crc32(0, archive.data() + offset, static_cast<size_t>(entry.bytes)));
   }
+}
+
+TEST_CASE("zip_directory: a damaged byte of a directory is refused, or changes nothing that counts") {
+  const std::string archive = test::sample_file("builtin.pt");
+  ArchiveReader whole_reader(archive);
+  const auto wanted = test::value_of(read_zip_directory(&whole_reader));
+  REQUIRE(wanted.has_value());
+  int refused = 0;
+  for (auto at = static_cast<size_t>(wanted->begin); at < archive.size(); ++at) {
+    std::string damaged = archive;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
+    ArchiveReader reader(damaged);
+    const auto directory = read_zip_directory(&reader);
+    const auto is_its_header = [&](const ZipEntry& entry) { return check_header(entry, &reader).is_ok(); };
+    if (!directory.is_ok() ||
+        !std::all_of(directory.value()->entries.begin(), directory.value()->entries.end(), is_its_header)) {
+      ++refused;
+      continue;
+    }
+    const auto& entries = directory.value()->entries;
+    REQUIRE(entries.size() == wanted->entries.size());
+    for (size_t e = 0; e < entries.size(); ++e) {
+      CHECK(entries[e].name == wanted->entries[e].name);
+      CHECK(entries[e].header_offset == wanted->entries[e].header_offset);
+      CHECK(entries[e].is_plain == wanted->entries[e].is_plain);
+    }
+  }
+  CHECK(refused > 100);
 }
 
 TEST_CASE("builtin_archive: the bytes stay what they are") {

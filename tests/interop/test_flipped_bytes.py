@@ -148,3 +148,22 @@ def test_a_flipped_byte_in_an_object_of_stock_dcp(tmp_path: Path, to: Any) -> No
         reader = BcpReader(tmp_path / "checkpoint", config=Config(planning="as given"))
         with pytest.raises((CheckpointException, CorruptCheckpointError), match=r"'rng'.*CRC"):
             dcp.load({"rng": None}, storage_reader=reader, planner=planner, no_dist=True)
+
+
+@pytest.mark.parametrize("to", ["bcp", "dcp"])
+def test_a_damaged_directory_of_an_object_of_stock_dcp(tmp_path: Path, to: Any) -> None:
+    """It has no checksum, so whatever byte is damaged, what is copied is what was saved, or the conversion fails."""
+    value = (torch.arange(10), "text")
+    dcp.save({"rng": value}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    (file,) = (tmp_path / "checkpoint").glob("*.distcp")
+    content = file.read_bytes()
+    num_refused = 0
+    for at in range(content.index(b"PK\1\2"), len(content)):
+        file.write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
+        try:
+            convert(tmp_path / "checkpoint", tmp_path / f"{at}", to=to)
+        except CorruptCheckpointError:
+            num_refused += 1
+            continue
+        assert same(bytecheckpoint.read(tmp_path / f"{at}")["rng"], value), at
+    assert num_refused > 100

@@ -15,6 +15,7 @@ import torch
 from support.cli_runs import HOSTILE, as_json, run, save, stock
 
 from bytecheckpoint import Config, save_state_dict, verify
+from bytecheckpoint.errors import CorruptCheckpointError
 
 ORPHAN = "__7_0.0123456789abcdef.distcp"
 TMP = f".metadata.{'ab' * 16}.tmp"
@@ -69,6 +70,9 @@ def test_damage(path: Path) -> None:
     assert "1 problem;" in summary
     (problem,) = as_json("verify", str(path), code=1)["problems"]
     assert HOSTILE in problem["fqns"]
+    with pytest.raises(CorruptCheckpointError, match=r"block has CRC .*; `bcp verify` lists all") as caught:
+        verify(path).raise_if_damaged()
+    assert "\n" not in str(caught.value)
 
 
 def test_metadata(path: Path) -> None:

@@ -350,7 +350,7 @@ TRAIN = """
     import sys, torch, warnings, bytecheckpoint
     warnings.simplefilter("ignore")
     near, durable, then = sys.argv[1:]
-    rate = 0 if then == "end" else 32 << 20
+    rate = 1 << 20 if then == "raise" else 0  # a copy takes a minute
     tiers = bytecheckpoint.Tiers(near=near, durable=durable, drain_bytes_per_s=rate)
     if then == "resume":
         bytecheckpoint.load_state_dict(tiers / "step-1", {"w": torch.zeros(16 << 20)}, no_dist=True)
@@ -375,7 +375,7 @@ def test_the_end_of_a_process_waits_for_copies(tmp_path: Path) -> None:
 def test_after_an_error_the_next_process_goes_on(tmp_path: Path) -> None:
     begin = time.monotonic()
     assert "RuntimeError: training" in train(tmp_path, "raise").stderr
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 40
     assert not (tmp_path / "durable/step-1/.metadata").exists()
     assert len(pins_of([str(tmp_path / "near/step-1")])) == 1
     assert train(tmp_path, "resume").returncode == 0

@@ -117,6 +117,7 @@ class ForeignChecker {
     const bool has_crcs = any_crc(*directory);
     int64_t left = archive->bytes(), unchecked = 0;
     for (const format::ZipEntry& entry : directory->entries) {
+      BCP_RETURN_IF_ERROR(format::check_header(entry, archive));
       if (!entry.is_plain || !has_crcs) {
         unchecked += entry.bytes;
         continue;
@@ -270,6 +271,7 @@ class ForeignChecker {
     const bool has_crcs = any_crc(directory);
     int64_t left = archive->bytes();
     for (const format::ZipEntry& entry : directory.entries) {
+      BCP_RETURN_IF_ERROR(format::check_header(entry, archive));
       if (!entry.is_plain || !has_crcs) continue;
       BCP_ASSIGN_OR_RETURN(const int64_t offset, format::content_offset(entry, directory, archive));
       left -= entry.bytes;

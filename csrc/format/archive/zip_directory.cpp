@@ -23,6 +23,8 @@ constexpr int64_t kMaxCommentBytes = 0xFFFF;
 constexpr int64_t kTailBytes = 8 << 10;
 
 constexpr uint16_t kFlagEncrypted = 1;
+// Of the attributes of an entry. torch reads nothing of a folder, and leaves memory as it was.
+constexpr uint32_t kIsFolder = 0x10;
 
 /// Place of the directory, and the number of its entries.
 struct Extent {
@@ -57,7 +59,9 @@ Status no_end(ArchiveReader* archive) {
 /// \param in  Reads the fields of the end record, from its start.
 base::Result<Extent> read_extent(int64_t end, base::ByteReader in, ArchiveReader* archive) {
   Extent extent;
-  in.skip(10);
+  in.skip(4);
+  uint64_t disks = in.u32();  // the number of this disk, and of that of the directory
+  uint64_t entries_here = in.u16();
   extent.entries = in.u16();
   extent.bytes = in.u32();
   extent.offset = in.u32();
@@ -68,17 +72,21 @@ base::Result<Extent> read_extent(int64_t end, base::ByteReader in, ArchiveReader
                          archive->view(end - kZip64LocatorBytes, kZip64LocatorBytes, "zip64 locator"));
     base::ByteReader locator(bytes);
     if (locator.u32() == kZip64Locator) {
-      locator.skip(4);
+      disks |= locator.u32();
       limit = locator.i64();
+      disks |= locator.u32() ^ 1;  // how many there are
       BCP_ASSIGN_OR_RETURN(const std::string_view record, archive->view(limit, kZip64EndBytes, "zip64 end record"));
       base::ByteReader wide(record);
       if (wide.u32() != kZip64End) return corrupt_archive("no zip64 end record where its locator says");
-      wide.skip(28);
+      wide.skip(12);
+      disks |= wide.u64();
+      entries_here = wide.u64();
       extent.entries = wide.u64();
       extent.bytes = wide.i64();
       extent.offset = wide.i64();
     }
   }
+  if (disks != 0 || entries_here != extent.entries) return corrupt_archive("its end says that it spans several disks");
   int64_t behind;
   if (!base::checked_add(extent.offset, extent.bytes, &behind) || behind > limit) {
     return corrupt_archive(text("directory, ", extent.bytes, " bytes at ", extent.offset, ", reaches beyond ", limit));
@@ -102,6 +110,10 @@ bool widen(std::string_view extra, int64_t* bytes, int64_t* stored_bytes, int64_
   return true;
 }
 
+bool is_plain(uint16_t flags, uint16_t method) {
+  return method == 0 && (flags & kFlagEncrypted) == 0;
+}
+
 bool read_entry(base::ByteReader* in, ZipEntry* entry) {
   const uint32_t signature = in->u32();
   in->skip(4);
@@ -114,7 +126,9 @@ bool read_entry(base::ByteReader* in, ZipEntry* entry) {
   const uint16_t name_bytes = in->u16();
   const uint16_t extra_bytes = in->u16();
   const uint16_t comment_bytes = in->u16();
-  in->skip(8);
+  const uint16_t disk = in->u16();
+  in->skip(2);
+  const bool is_folder = (in->u32() & kIsFolder) != 0;
   entry->header_offset = in->u32();
   entry->name = in->view(name_bytes);
   const std::string_view extra = in->view(extra_bytes);
@@ -122,8 +136,8 @@ bool read_entry(base::ByteReader* in, ZipEntry* entry) {
   if (!in->ok() || signature != kCentralEntry || !widen(extra, &entry->bytes, &stored_bytes, &entry->header_offset)) {
     return false;
   }
-  entry->is_plain = method == 0 && (flags & kFlagEncrypted) == 0;
-  return !entry->is_plain || entry->bytes == stored_bytes;
+  entry->is_plain = is_plain(flags, method);
+  return disk == 0 && !(is_folder && entry->bytes > 0) && (!entry->is_plain || entry->bytes == stored_bytes);
 }
 
 }  // namespace
@@ -167,6 +181,19 @@ base::Result<std::optional<ZipDirectory>> read_zip_directory(ArchiveReader* arch
         text("directory: ", directory.entries.size(), " entries, but the end record says ", extent.entries));
   }
   return std::optional<ZipDirectory>(std::move(directory));
+}
+
+Status check_header(const ZipEntry& entry, ArchiveReader* archive) {
+  const auto name_bytes = static_cast<int64_t>(entry.name.size());
+  BCP_ASSIGN_OR_RETURN(const std::string_view header,
+                       archive->view(entry.header_offset, kLocalHeaderBytes + name_bytes, "header of an entry"));
+  base::ByteReader in(header);
+  in.skip(6);
+  const uint16_t flags = in.u16();
+  const uint16_t method = in.u16();
+  if (header.substr(kLocalHeaderBytes) == entry.name && is_plain(flags, method) == entry.is_plain) return Status::ok();
+  return corrupt_archive(
+      text("the header at ", entry.header_offset, " is not that of '", entry.name, "', as the directory says"));
 }
 
 base::Result<int64_t> content_offset(const ZipEntry& entry, const ZipDirectory& directory, ArchiveReader* archive) {

@@ -39,6 +39,10 @@ inline constexpr int64_t kMaxDirectoryBytes = 64 << 10;
 base::Result<std::optional<ZipDirectory>> read_zip_directory(ArchiveReader* archive,
                                                              int64_t max_bytes = kMaxDirectoryBytes);
 
+/// Compares what the directory says of an entry with its local header: the name, and whether it is plain. The directory
+/// itself has no checksum. \returns kCorrupt if they differ.
+base::Status check_header(const ZipEntry& entry, ArchiveReader* archive);
+
 /// Returns where the content of a plain entry starts: behind its local header, whose name and padding may have another
 /// length than in the directory. \returns kCorrupt if the content does not lie between header and directory.
 base::Result<int64_t> content_offset(const ZipEntry& entry, const ZipDirectory& directory, ArchiveReader* archive);
