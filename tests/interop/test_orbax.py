@@ -123,6 +123,19 @@ def test_damage(kind: str, name: str, damage: Callable[[Path], object], what: st
     assert report.problems
 
 
+@pytest.mark.parametrize("flag", [False, None])
+def test_a_missing_chunk_that_may_be_of_fill_values(flag: bool | None, tmp_path: Path) -> None:
+    """A checkpoint that need not store these is not damaged, but nobody can tell what is missing."""
+    source = write_orbax(tmp_path / "source", {"w": torch.ones(4, 4)}, (2, 4))
+    described = json.loads((source / "_METADATA").read_text())
+    described["store_array_data_equal_to_fill_value"] = flag
+    (source / "_METADATA").write_text(json.dumps(described))
+    assert torch.equal(bytecheckpoint.read(source)["w"], torch.ones(4, 4))
+    (source / "w" / "1.0").unlink()
+    with pytest.raises(UnsupportedError, match=r"chunk \[1, 0\] of 'w' is missing: it is lost, or had the fill value"):
+        bytecheckpoint.read(source)
+
+
 def test_a_database_is_named(tmp_path: Path) -> None:
     for path in (ROOT / "ocdbt" / "checkpoint", ROOT / "manager" / "checkpoint" / "1" / "state"):
         with pytest.raises(

@@ -52,5 +52,6 @@ def write_orbax(folder: Path, tensors: Mapping[str, torch.Tensor], chunk: tuple[
         keys = [{"key": name, "key_type": 2}]
         value = {"value_type": "jax.Array", "skip_deserialize": False}
         leaves[str((name,))] = {"key_metadata": keys, "value_metadata": value}
-    (folder / "_METADATA").write_text(json.dumps({"tree_metadata": leaves, "use_ocdbt": False, "use_zarr3": False}))
+    flags = {"use_ocdbt": False, "use_zarr3": False, "store_array_data_equal_to_fill_value": True}
+    (folder / "_METADATA").write_text(json.dumps({"tree_metadata": leaves, **flags}))
     return folder

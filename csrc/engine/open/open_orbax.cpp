@@ -221,7 +221,7 @@ class OrbaxReader {
     entry.name = text(name, "/", array.name_of_chunk(position));
     auto opened = io::File::open(directory_, entry.name, /*direct=*/false);
     if (!opened.is_ok() && opened.status().sys_errno() == ENOENT) {
-      return corrupt(entry.name, text("chunk ", tensor::to_text(position), " of '", name, "' is missing"));
+      return missing(entry.name, text("chunk ", tensor::to_text(position), " of '", name, "' is missing"));
     }
     BCP_RETURN_IF_ERROR(opened.status());
     io::File& file = opened.value();
@@ -270,7 +270,7 @@ class OrbaxReader {
       chunk.box.sizes.push_back(size);
     }
     const int64_t bytes = array.piece_bytes();
-    if (piece.bytes < 0) return corrupt(file.name, text("the part at ", tensor::to_text(at), " is missing"));
+    if (piece.bytes < 0) return missing(file.name, text("the part at ", tensor::to_text(at), " is missing"));
     if (!array.is_packed && piece.bytes != bytes) {
       return corrupt(file.name, text("a part of it has ", piece.bytes, " bytes, but must have ", bytes));
     }
@@ -324,6 +324,18 @@ class OrbaxReader {
       out.raw(leaf.path);
     }
     manifest_.planner_data = format::Tree::from_encoded(out.take());
+  }
+
+  /// The failure for a part of an array that is not there.
+  Status missing(const std::string& name, const std::string& what) const {
+    if (tree_.has_all_chunks) return corrupt(name, what);
+    const std::string path = io::join(directory_, name);
+    return Status::make(Code::kUnsupported,
+                        text("open(", path, "): ", what,
+                             ": it is lost, or had the fill value alone, which this checkpoint need not store "
+                             "(_METADATA lacks store_array_data_equal_to_fill_value): restore it by Orbax and save it "
+                             "again"),
+                        path);
   }
 
   Status corrupt(const std::string& name, const std::string& what) const {

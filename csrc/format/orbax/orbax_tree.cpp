@@ -122,6 +122,7 @@ base::Result<OrbaxTree> read_orbax_tree(std::string_view json) {
     if (key == "tree_metadata") return read_leaves(&in, &tree.leaves);
     if (key == "use_ocdbt") return read_flag(&tree.is_in_database);
     if (key == "use_zarr3") return read_flag(&tree.is_zarr3);
+    if (key == "store_array_data_equal_to_fill_value") return read_flag(&tree.has_all_chunks);
     return in.skip();
   }));
   BCP_RETURN_IF_ERROR(in.end());

@@ -32,6 +32,7 @@ struct OrbaxTree {
   std::vector<OrbaxLeaf> leaves;
   bool is_in_database = false;  // OCDBT has the arrays
   bool is_zarr3 = false;
+  bool has_all_chunks = false;  // also those of the fill value alone, which older releases leave out
 };
 
 /// Reads the file `_METADATA`. \returns kCorrupt for damage, and for two values of one name.
