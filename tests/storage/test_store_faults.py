@@ -28,9 +28,9 @@ KINDS = {
     "flipped reply": Kind(Fault(flips=True)),
     "flipped request": Kind(Fault(flips_request=True)),
     "long delay": Kind(Fault(delay_s=2.0), io_timeout_s=5.0, request_timeout="1s"),
-    "503 from then on": Kind(Fault(status=503), FOREVER, io_timeout_s=1.0),
+    "503 from then on": Kind(Fault(status=503), FOREVER, io_timeout_s=2.0),
     "token expired from then on": Kind(Fault(status=403, code="ExpiredToken"), FOREVER),
-    "refused from then on": Kind(Fault(refuses=True), FOREVER, io_timeout_s=1.0),
+    "refused from then on": Kind(Fault(refuses=True), FOREVER, io_timeout_s=2.0),
 }
 # These differ from "503 thrice" in nothing that depends on the size.
 TINY_ALONE = ("429 twice", "500")
